@@ -1,0 +1,8 @@
+"""Tuna finds the fastest implementation of a deep-learning layer for a device and ships the answer as databases."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("tuna")
+except PackageNotFoundError:  # a source tree that is on the path but was never installed
+    __version__ = "0+source"

@@ -1,0 +1,61 @@
+"""The errors a user can meet: each is one sentence, knows its exit code and says what to do next."""
+
+from __future__ import annotations
+
+
+class TunaError(Exception):
+    """Something went wrong that the user can act on."""
+
+    exit_code = 1
+    hint = ""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        if hint:
+            self.hint = hint
+
+
+class BadInput(TunaError):
+    """The input is not usable; nothing was written."""
+
+    exit_code = 2
+
+
+class NotFound(BadInput):
+    """There is no such session, tag, solver, step or library."""
+
+    exit_code = 3
+
+
+class DatabaseError(TunaError):
+    """The database cannot be used."""
+
+    exit_code = 4
+
+
+class SchemaError(DatabaseError):
+    """The database has a schema that this version of Tuna cannot use."""
+
+
+class ServiceError(TunaError):
+    """A service that Tuna needs (Redis, the broker, the artifact store) cannot be used."""
+
+    exit_code = 5
+
+
+class LibraryMissing(TunaError):
+    """The library that is to be tuned is not installed on this machine."""
+
+    exit_code = 6
+
+
+class EnvironmentMismatch(TunaError):
+    """This machine is not the environment that the session was made for."""
+
+    exit_code = 7
+
+
+class StorageFull(TunaError):
+    """There is no space left where Tuna has to write."""
+
+    exit_code = 8

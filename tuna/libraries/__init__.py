@@ -1,0 +1,1 @@
+"""What can be tuned: each library is a plug-in that fulfils the contract in `base`."""

@@ -1,0 +1,249 @@
+"""The contract between Tuna and a library that it tunes.
+
+A library says what is installed, which solvers it has and where they apply, and carries out steps on work items. It is
+pure: it sees no SQL and no queue. Everything it needs is in the `WorkItem`, artifacts come from the `RunContext`, and
+everything it finds is in the `StepResult`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tuna.configs import Config
+
+#: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
+WIRE_VERSION = 1
+#: A cause's output tail is cut to this many characters before it travels.
+TAIL_CHARS = 4000
+
+
+class Resource(str, Enum):
+    """What a step runs on."""
+
+    CPU = "cpu"  #: any core of a compile machine
+    DEVICE = "device"  #: the very device that is tuned for
+
+
+class Cause(str, Enum):
+    """Why an attempt, a trial or a job failed."""
+
+    BUILD_ERROR = "build_error"  #: the compiler refused or crashed
+    BUILD_TIMEOUT = "build_timeout"  #: the compiler ran past its limit
+    RUN_ERROR = "run_error"  #: the kernel crashed or raised
+    RUN_TIMEOUT = "run_timeout"  #: the kernel hung
+    WRONG_RESULT = "wrong_result"  #: the kernel's answer differs from the reference
+    WORKER_LOST = "worker_lost"  #: the worker died or went silent
+    DEVICE_LOST = "device_lost"  #: the device no longer answers
+    NOT_APPLICABLE = "not_applicable"  #: the solver cannot run this config after all
+    ARTIFACT_LOST = "artifact_lost"  #: a compiled artifact is gone or damaged: compile again
+    INFRA = "infra"  #: Tuna or the machine failed, not the candidate
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a job: its name, what it runs on, how many items share one message, and the limit of one item."""
+
+    name: str
+    resource: Resource
+    chunk: int = 1
+    time_limit_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What makes two results comparable. `toolchain` alone decides who may compile, all of it who may measure."""
+
+    library: str
+    library_version: str
+    arch: str
+    num_cu: int
+    toolchain: str
+    device: str = ""  #: name of the device for people, such as the CPU model
+    target: str = ""  #: what the compiler is told, in the library's own form
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (first 16 hex digits) over every field."""
+        text = json.dumps([*(getattr(self, name) for name in _ENVIRONMENT_TEXT), dict(sorted(self.flags.items()))])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
+
+
+@dataclass(frozen=True)
+class Solver:
+    """One implementation that a library has for some kinds of config."""
+
+    name: str
+    kinds: tuple[str, ...]  #: config kinds, such as ("convolution",)
+    algorithm: str  #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT
+    tunable: bool = True
+    dynamic: bool = False
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Candidate(_Wire):
+    """A built candidate that is to be measured."""
+
+    index: int
+    artifact: str | None = None  #: SHA-256 of the compiled code in the artifact store
+
+
+class WorkItem(_Wire):
+    """All that a worker needs for one step of one job."""
+
+    version: int = WIRE_VERSION
+    job_id: int
+    attempt: int  #: fencing token: a result of another attempt is refused
+    session_id: int
+    library: str
+    step: str
+    solver: str
+    config: dict[str, Any]  #: `Config.to_json()`
+    target: str = ""  #: the session's `Environment.target`
+    seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
+    options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
+    candidates: tuple[Candidate, ...] = ()  #: what the step before built
+
+
+class Trial(_Wire):
+    """One candidate as far as the step got with it. A failed one has a cause."""
+
+    index: int
+    params: str | None = None  #: text form of the point in the solver's space (set by the step that proposes)
+    artifact: str | None = None
+    cause: Cause | None = None
+    output_tail: str = ""
+    times_ms: tuple[float, ...] = ()  #: every repeat of the measurement
+    time_ms: float | None = None  #: median of the repeats; None until measured
+    max_error: float | None = None  #: largest error relative to the reference's largest magnitude
+    build_s: float | None = None
+
+
+class DeviceReport(_Wire):
+    """The device that a result was measured on, as the worker saw it."""
+
+    name: str
+    peak_gflops: float | None = None  #: measured in this worker, fp32
+
+
+class StepResult(_Wire):
+    """Everything that one attempt at a step found."""
+
+    version: int = WIRE_VERSION
+    job_id: int
+    attempt: int
+    step: str
+    ok: bool
+    cause: Cause | None = None
+    output_tail: str = ""
+    reproduce: str = ""  #: command line that repeats the attempt when pasted
+    trials: tuple[Trial, ...] = ()
+    workspace_bytes: int = 0
+    #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
+    workload: str | None = None
+    device: DeviceReport | None = None
+    worker: str = ""
+    started_at: float = 0.0  #: seconds since the epoch, worker's clock
+    ended_at: float = 0.0
+    busy_s: float = 0.0  #: seconds during which the step's resource did the job's own work
+
+
+class ArtifactStore(Protocol):
+    """Where compiled code lives, addressed by the SHA-256 of its bytes."""
+
+    def put(self, data: bytes) -> str:
+        """Store `data` and return its SHA-256; raises StorageFull when there is no room, and leaves nothing behind."""
+
+    def path(self, digest: str) -> Path:
+        """A local file with the verified bytes; raises KeyError if it is gone or its bytes differ from the hash."""
+
+    def get(self, digest: str) -> bytes:
+        """The verified bytes; raises KeyError if they are gone or differ from the hash."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a worker lends a library while a step runs."""
+
+    artifacts: ArtifactStore
+    scratch: Path  #: private to this process, removed when it ends
+    cpus: tuple[int, ...]  #: cores that the step may use
+
+
+class Library(ABC):
+    """A library that Tuna can tune. One instance lives as long as its process."""
+
+    name: str
+    kinds: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @abstractmethod
+    def environment(self) -> Environment:
+        """What is installed here; raises LibraryMissing with the command that installs it."""
+
+    @abstractmethod
+    def solvers(self) -> Sequence[Solver]:
+        """Every solver of the installed version; needs neither the device nor the library itself."""
+
+    @abstractmethod
+    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+        """For each config the names of the solvers that can run it."""
+
+    @abstractmethod
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        """Carry out `step` for each item, in order, yielding each result as soon as it is there.
+
+        A candidate that crashes, hangs or answers wrongly is a failed `Trial`; an item fails (`ok=False`) when none of
+        its trials is good. It raises only for faults of Tuna itself.
+        """
+
+    def next_step(self, item: WorkItem, result: StepResult, steps: Sequence[str]) -> str | None:
+        """The step after a good `result`, None when the job is done; a library that searches in rounds goes back."""
+        position = steps.index(item.step) + 1
+        return steps[position] if position < len(steps) else None
+
+    def reproduce(self, item: WorkItem, index: int | None = None) -> str:
+        """The command line that repeats the item, or one candidate of it, when pasted."""
+        import shlex
+
+        from tuna.configs import from_json
+
+        words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
+        words += ["--seed", str(item.seed)]
+        words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
+        words += [] if index is None else ["--index", str(index)]
+        return shlex.join([*words, from_json(item.config).driver()])
+
+    def close(self) -> None:
+        """Give back child processes; called once when the process ends."""
+
+    def step(self, name: str) -> Step:
+        """The step called `name`; raises KeyError."""
+        return next(step for step in self.steps if step.name == name) if self._has(name) else _no_step(self, name)
+
+    def _has(self, name: str) -> bool:
+        return any(step.name == name for step in self.steps)
+
+
+def _no_step(library: Library, name: str) -> Step:
+    raise KeyError(f"{library.name} has no step {name}; it has {', '.join(step.name for step in library.steps)}")
+
+
+def tail(text: str) -> str:
+    """The end of `text`, cut to what may travel in a result."""
+    return text[-TAIL_CHARS:]
