@@ -1,0 +1,314 @@
+"""A convolution layer: what it computes on, checked once, with its sizes, its canonical text and its key."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar
+
+from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
+from tuna.errors import BadInput
+
+#: The layouts that Tuna tunes, by number of spatial dimensions; the first is MIOpen's default.
+LAYOUTS: dict[int, tuple[str, ...]] = {2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+MODES = ("conv", "trans")
+#: What MIOpen's databases hold in the depth fields of a two-dimensional convolution.
+DEPTH_OF_2D: dict[str, int] = {
+    "in_d": 1,
+    "fil_d": 1,
+    "pad_d": 0,
+    "conv_stride_d": 0,
+    "dilation_d": 0,
+    "trans_output_pad_d": 0,
+}
+COMMANDS: dict[DataType, str] = {
+    DataType.FP32: "conv",
+    DataType.FP16: "convfp16",
+    DataType.BF16: "convbfp16",
+    DataType.INT8: "convint8",
+}
+FORW: dict[Direction, int] = {Direction.FORWARD: 1, Direction.BACKWARD_DATA: 2, Direction.BACKWARD_WEIGHTS: 4}
+
+_POSITIVE = tuple("batchsize in_channels in_h in_w out_channels fil_h fil_w group_count".split())
+_POSITIVE += tuple("conv_stride_h conv_stride_w dilation_h dilation_w in_d fil_d".split())
+_NOT_NEGATIVE = tuple("pad_h pad_w trans_output_pad_h trans_output_pad_w pad_d trans_output_pad_d".split())
+_NOT_NEGATIVE += ("conv_stride_d", "dilation_d")
+
+_DRIVER = (
+    "./bin/MIOpenDriver {command} --batchsize {0.batchsize} --spatial_dim {0.spatial_dim} "
+    "--pad_h {0.pad_h} --pad_w {0.pad_w} --pad_d {0.pad_d} "
+    "--conv_stride_h {0.conv_stride_h} --conv_stride_w {0.conv_stride_w} --conv_stride_d {0.conv_stride_d} "
+    "--dilation_h {0.dilation_h} --dilation_w {0.dilation_w} --dilation_d {0.dilation_d} "
+    "--group_count {0.group_count} --mode {0.mode} --pad_mode {0.pad_mode} "
+    "--trans_output_pad_h {0.trans_output_pad_h} --trans_output_pad_w {0.trans_output_pad_w} "
+    "--trans_output_pad_d {0.trans_output_pad_d} "
+    "--out_layout {0.out_layout} --in_layout {0.in_layout} --fil_layout {0.fil_layout} "
+    "--in_d {0.in_d} --in_h {0.in_h} --in_w {0.in_w} --fil_d {0.fil_d} --fil_h {0.fil_h} --fil_w {0.fil_w} "
+    "--in_channels {0.in_channels} --out_channels {0.out_channels} --forw {forw}"
+)
+
+
+@dataclass(frozen=True)
+class ConvConfig:
+    """One convolution in one direction.
+
+    The fields have MIOpen's names. Sizes of the input (`in_*`) and the output always are those of the *forward* layer,
+    whatever the direction. Every config is in normal form, so that equal layers are equal objects: a two-dimensional one
+    holds `DEPTH_OF_2D`, `pad_mode` is always `default` (`same` and `valid` are resolved to pads while reading), and only
+    a transposed one has output padding.
+    """
+
+    kind: ClassVar[str] = "convolution"
+
+    batchsize: int
+    in_channels: int
+    in_h: int
+    in_w: int
+    out_channels: int
+    fil_h: int
+    fil_w: int
+    pad_h: int = 0
+    pad_w: int = 0
+    conv_stride_h: int = 1
+    conv_stride_w: int = 1
+    dilation_h: int = 1
+    dilation_w: int = 1
+    group_count: int = 1
+    direction: Direction = Direction.FORWARD
+    data_type: DataType = DataType.FP32
+    in_layout: str = "NCHW"
+    fil_layout: str = "NCHW"
+    out_layout: str = "NCHW"
+    spatial_dim: int = 2
+    in_d: int = 1
+    fil_d: int = 1
+    pad_d: int = 0
+    conv_stride_d: int = 0
+    dilation_d: int = 0
+    mode: str = "conv"
+    pad_mode: str = "default"
+    trans_output_pad_h: int = 0
+    trans_output_pad_w: int = 0
+    trans_output_pad_d: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.direction) is not Direction:
+            object.__setattr__(self, "direction", member(DIRECTIONS, "direction", self.direction))
+        if type(self.data_type) is not DataType:
+            object.__setattr__(self, "data_type", member(DATA_TYPES, "data_type", self.data_type))
+        self._check_words()
+        self._check_numbers()
+        self._check_shape()
+
+    def _check_words(self) -> None:
+        if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
+            raise BadInput(f"spatial_dim must be 2 or 3, got {self.spatial_dim!r}")
+        layouts = LAYOUTS[self.spatial_dim]
+        if self.in_layout not in layouts:
+            raise BadInput(
+                f"layout {self.in_layout!r} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
+            )
+        if not self.in_layout == self.fil_layout == self.out_layout:
+            raise BadInput(
+                "input, filter and output must have the same layout, got "
+                f"in_layout {self.in_layout}, fil_layout {self.fil_layout}, out_layout {self.out_layout}"
+            )
+        if self.mode not in MODES:
+            raise BadInput(f"mode must be conv or trans, got {self.mode!r}")
+        if self.pad_mode != "default":
+            raise BadInput(f"pad_mode {self.pad_mode!r} must be resolved to pads; a config holds only 'default'")
+
+    def _check_numbers(self) -> None:
+        # fmt: off
+        check_sizes(_POSITIVE, (
+            self.batchsize, self.in_channels, self.in_h, self.in_w, self.out_channels, self.fil_h, self.fil_w,
+            self.group_count, self.conv_stride_h, self.conv_stride_w, self.dilation_h, self.dilation_w,
+            self.in_d, self.fil_d,
+        ), 1)
+        check_sizes(_NOT_NEGATIVE, (
+            self.pad_h, self.pad_w, self.trans_output_pad_h, self.trans_output_pad_w, self.pad_d,
+            self.trans_output_pad_d, self.conv_stride_d, self.dilation_d,
+        ), 0)
+        # fmt: on
+        if self.spatial_dim == 3:
+            check_sizes(("conv_stride_d", "dilation_d"), (self.conv_stride_d, self.dilation_d), 1)
+        elif self.in_d != 1 or self.fil_d != 1 or self.pad_d or self.conv_stride_d or self.dilation_d:
+            normal = ", ".join(f"{name} {value}" for name, value in DEPTH_OF_2D.items())
+            raise BadInput(f"a two-dimensional convolution has {normal}")
+        groups = self.group_count
+        if groups != 1 and (self.in_channels % groups or self.out_channels % groups):
+            raise BadInput(
+                f"group_count {groups} must divide in_channels {self.in_channels} and out_channels {self.out_channels}"
+            )
+
+    def _check_shape(self) -> None:
+        padding = (self.trans_output_pad_d, self.trans_output_pad_h, self.trans_output_pad_w)
+        if any(padding):
+            if self.mode == "conv":
+                raise BadInput("only a transposed convolution (mode trans) has trans_output_pad")
+            strides = (self.conv_stride_d, self.conv_stride_h, self.conv_stride_w)
+            for axis, output_pad, stride in zip("dhw", padding, strides, strict=True):
+                if output_pad and output_pad >= stride:
+                    raise BadInput(f"trans_output_pad_{axis} {output_pad} must be less than the stride {stride}")
+        for axis, size in zip("dhw"[3 - self.spatial_dim :], self.output_size, strict=True):
+            if size < 1:
+                raise BadInput(self._why_empty(axis, size))
+        if self.flops > MAX_COUNT or self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w > MAX_COUNT:
+            raise BadInput("the layer is too large: its elements or FLOPs do not fit in 63 bits")
+
+    def _why_empty(self, axis: str, size: int) -> str:
+        fil, dilation = getattr(self, f"fil_{axis}"), getattr(self, f"dilation_{axis}")
+        pad, extent = getattr(self, f"pad_{axis}"), getattr(self, f"in_{axis}")
+        if self.mode == "trans":
+            return f"the output has size {size} along {axis}: pad_{axis} {pad} is too large for the filter"
+        reach = dilation * (fil - 1) + 1
+        return f"the filter does not fit along {axis}: it reaches over {reach}, the padded input has {extent + 2 * pad}"
+
+    def _output_along(self, size: int, fil: int, pad: int, stride: int, dilation: int, output_pad: int) -> int:
+        reach = dilation * (fil - 1) + 1
+        if self.mode == "conv":
+            return (size + 2 * pad - reach) // stride + 1
+        return (size - 1) * stride + reach - 2 * pad + output_pad
+
+    @cached_property
+    def output_size(self) -> tuple[int, ...]:
+        """Spatial extents of the forward layer's output, (D,) H, W, by the formulas of MIOpen's forward output."""
+        # fmt: off
+        height = self._output_along(self.in_h, self.fil_h, self.pad_h, self.conv_stride_h, self.dilation_h,
+                                    self.trans_output_pad_h)
+        width = self._output_along(self.in_w, self.fil_w, self.pad_w, self.conv_stride_w, self.dilation_w,
+                                   self.trans_output_pad_w)
+        if self.spatial_dim == 2:
+            return height, width
+        depth = self._output_along(self.in_d, self.fil_d, self.pad_d, self.conv_stride_d, self.dilation_d,
+                                   self.trans_output_pad_d)
+        # fmt: on
+        return depth, height, width
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations of the direct algorithm, two for each multiply-add; the same in every direction."""
+        if self.mode == "conv":
+            positions, taps = self.out_channels * prod(self.output_size), self.in_channels // self.group_count
+        else:
+            positions = self.in_channels * self.in_d * self.in_h * self.in_w
+            taps = self.out_channels // self.group_count
+        return 2 * self.batchsize * positions * taps * self.fil_d * self.fil_h * self.fil_w
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Extents of x in the order of `in_layout`."""
+        return self._ordered(self.in_layout, self.batchsize, self.in_channels, (self.in_d, self.in_h, self.in_w))
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Extents of w in the order of `fil_layout`: K, C/groups, (Z,) Y, X; if transposed C, K/groups, (Z,) Y, X."""
+        first, second = self.out_channels, self.in_channels
+        if self.mode == "trans":
+            first, second = second, first
+        return self._ordered(self.fil_layout, first, second // self.group_count, (self.fil_d, self.fil_h, self.fil_w))
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Extents of y in the order of `out_layout`."""
+        return self._ordered(self.out_layout, self.batchsize, self.out_channels, self.output_size)
+
+    def _ordered(self, layout: str, batch: int, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
+        spatial = spatial[-self.spatial_dim :]
+        return (batch, *spatial, channels) if layout.endswith("C") else (batch, channels, *spatial)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under MIOpen's names, and `kind`; `from_json` reads it."""
+        fields: dict[str, Any] = {"kind": self.kind}
+        for name in FIELDS:
+            fields[name] = getattr(self, name)
+        fields["direction"] = self.direction.value
+        fields["data_type"] = self.data_type.value
+        return fields
+
+    @cached_property
+    def _canonical(self) -> str:
+        values = self.to_json()
+        return ";".join([f"{name}={values[name]}" for name in _CANONICAL])
+
+    def canonical(self) -> str:
+        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
+        return self._canonical
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of `canonical()`, 64 hex digits: equal for equal layers, whatever line they came from."""
+        return hashlib.sha256(self._canonical.encode()).hexdigest()
+
+    def driver(self) -> str:
+        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order."""
+        return _DRIVER.format(self, command=COMMANDS[self.data_type], forw=FORW[self.direction])
+
+    @property
+    def label(self) -> str:
+        """A short text for people, such as `conv 1x64x56x56 k64 3x3 s1 p1 NCHW fp32 F`."""
+        three = self.spatial_dim == 3
+        words = ["conv" if self.mode == "conv" else "trans"]
+        words.append("x".join(map(str, (self.batchsize, self.in_channels, *((self.in_d,) if three else ())))))
+        words[-1] += f"x{self.in_h}x{self.in_w}"
+        words.append(f"k{self.out_channels}")
+        words.append("x".join(map(str, (self.fil_d, self.fil_h, self.fil_w)[0 if three else 1 :])))
+        words.append("s" + self._short("conv_stride"))
+        words.append("p" + self._short("pad"))
+        if self._short("dilation") != "1":
+            words.append("d" + self._short("dilation"))
+        if self.group_count != 1:
+            words.append(f"g{self.group_count}")
+        if self._short("trans_output_pad") != "0":
+            words.append("op" + self._short("trans_output_pad"))
+        return " ".join([*words, self.in_layout, self.data_type.value.lower(), self.direction.value])
+
+    def _short(self, name: str) -> str:
+        values = [getattr(self, f"{name}_{axis}") for axis in "dhw"[3 - self.spatial_dim :]]
+        return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
+
+
+#: Every field, in the order of `to_json`.
+FIELDS = tuple(
+    "spatial_dim batchsize in_channels in_d in_h in_w out_channels fil_d fil_h fil_w pad_d pad_h pad_w "
+    "conv_stride_d conv_stride_h conv_stride_w dilation_d dilation_h dilation_w group_count mode pad_mode "
+    "trans_output_pad_d trans_output_pad_h trans_output_pad_w direction in_layout fil_layout out_layout data_type".split()
+)
+_CANONICAL = ("kind", *FIELDS)
+
+
+def normalise(values: dict[str, Any]) -> dict[str, Any]:
+    """Bring the fields of a convolution, as a person or another tool wrote them, into the normal form of `ConvConfig`.
+
+    Two-dimensional: the depth fields become `DEPTH_OF_2D`. Not transposed: the output padding, which then has no meaning,
+    becomes 0. `pad_mode` becomes pads by the rule of MIOpenDriver: `same` and `valid` count only for `mode` conv and only
+    if every dilation is 1 or the filter is 1 everywhere; elsewhere MIOpenDriver keeps the pads as given, and so do we.
+    """
+    if values.get("spatial_dim", 2) == 2:
+        values.update(DEPTH_OF_2D)
+    if values.get("mode", "conv") == "conv":
+        values.update(trans_output_pad_d=0, trans_output_pad_h=0, trans_output_pad_w=0)
+    pad_mode = values.get("pad_mode", "default")
+    if pad_mode == "default":
+        return values
+    if pad_mode not in ("same", "valid"):
+        raise BadInput(f"pad_mode must be default, same or valid, got {pad_mode!r}")
+    values["pad_mode"] = "default"
+    axes = "hw" if values.get("spatial_dim", 2) == 2 else "dhw"
+    dilations = [values.get(f"dilation_{axis}", 1) for axis in axes]
+    filters = [values.get(f"fil_{axis}") for axis in axes]
+    if values.get("mode", "conv") != "conv" or (set(dilations) != {1} and set(filters) != {1}):
+        return values
+    for axis in axes:
+        values[f"pad_{axis}"] = 0 if pad_mode == "valid" else _same_pad(values, axis)
+    return values
+
+
+def _same_pad(values: dict[str, Any], axis: str) -> int:
+    """Half of what `same` lacks along `axis`, rounded down, as MIOpenDriver computes it."""
+    names = (f"in_{axis}", f"fil_{axis}", f"conv_stride_{axis}")
+    size, fil, stride = sizes = tuple(values.get(name, 1) for name in names)
+    check_sizes(names, sizes, 1)
+    return int(max(fil - (size % stride or stride), 0)) // 2

@@ -1,0 +1,94 @@
+"""A matrix multiplication, alone or in a strided batch: its sizes, its canonical text and its key."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from tuna.configs.values import DATA_TYPES, MAX_COUNT, DataType, check_sizes, member
+from tuna.errors import BadInput
+
+#: MIOpenDriver itself has the first two; the others are Tuna's own in the same style.
+COMMANDS: dict[DataType, str] = {
+    DataType.FP32: "gemm",
+    DataType.FP16: "gemmfp16",
+    DataType.BF16: "gemmbfp16",
+    DataType.INT8: "gemmint8",
+}
+#: Every field, in the order of `to_json`.
+FIELDS = ("m", "n", "k", "batch_count", "trans_a", "trans_b", "data_type")
+_SIZES = ("m", "n", "k", "batch_count")
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """`batch_count` products C = op(A) op(B) of row-major, packed matrices.
+
+    op(A) is m x k and op(B) is k x n. `trans_a` says that A is stored as k x m, `trans_b` that B is stored as n x k.
+    """
+
+    kind: ClassVar[str] = "gemm"
+
+    m: int
+    n: int
+    k: int
+    batch_count: int = 1
+    trans_a: bool = False
+    trans_b: bool = False
+    data_type: DataType = DataType.FP32
+
+    def __post_init__(self) -> None:
+        if type(self.data_type) is not DataType:
+            object.__setattr__(self, "data_type", member(DATA_TYPES, "data_type", self.data_type))
+        check_sizes(_SIZES, (self.m, self.n, self.k, self.batch_count), 1)
+        for name, value in (("trans_a", self.trans_a), ("trans_b", self.trans_b)):
+            if type(value) is not bool:
+                raise BadInput(f"{name} must be true or false, got {value!r}")
+        if self.flops > MAX_COUNT:
+            raise BadInput("the product is too large: its FLOPs do not fit in 63 bits")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, two for each multiply-add."""
+        return 2 * self.batch_count * self.m * self.n * self.k
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`; `from_json` reads it."""
+        fields: dict[str, Any] = {"kind": self.kind}
+        for name in FIELDS:
+            fields[name] = getattr(self, name)
+        fields["data_type"] = self.data_type.value
+        return fields
+
+    @cached_property
+    def _canonical(self) -> str:
+        # fmt: off
+        return (f"kind={self.kind};m={self.m};n={self.n};k={self.k};batch_count={self.batch_count};"
+                f"trans_a={int(self.trans_a)};trans_b={int(self.trans_b)};data_type={self.data_type.value}")
+        # fmt: on
+
+    def canonical(self) -> str:
+        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
+        return self._canonical
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of `canonical()`, 64 hex digits."""
+        return hashlib.sha256(self._canonical.encode()).hexdigest()
+
+    def driver(self) -> str:
+        """The MIOpenDriver command of the product, with every flag in its long form."""
+        # fmt: off
+        return (f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batch_count {self.batch_count} --isColMajor 0 "
+                f"--a_h {self.m} --a_w {self.k} --b_w {self.n} "
+                f"--transA {int(self.trans_a)} --transB {int(self.trans_b)}")
+        # fmt: on
+
+    @property
+    def label(self) -> str:
+        """A short text for people, such as `gemm b8 128x256x64 NT fp16` (m x n x k; N plain, T transposed)."""
+        batch = f"b{self.batch_count} " if self.batch_count != 1 else ""
+        transposes = ("T" if self.trans_a else "N") + ("T" if self.trans_b else "N")
+        return f"gemm {batch}{self.m}x{self.n}x{self.k} {transposes} {self.data_type.value.lower()}"

@@ -1,0 +1,59 @@
+"""The values that every kind of config is made of: data types, directions, and whole numbers within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeVar
+
+from tuna.errors import BadInput
+
+#: MIOpen keeps sizes in C ints.
+MAX_SIZE = 2**31 - 1
+#: Element counts and FLOPs are stored as signed 64-bit integers.
+MAX_COUNT = 2**63 - 1
+
+
+class DataType(str, Enum):
+    """The type of every tensor of a layer, by MIOpen's name."""
+
+    FP32 = "FP32"  #: IEEE single precision
+    FP16 = "FP16"  #: IEEE half precision
+    BF16 = "BF16"  #: bfloat16
+    INT8 = "INT8"  #: signed bytes, accumulated in 32 bits
+
+
+class Direction(str, Enum):
+    """Which of a convolution's three operations is meant."""
+
+    FORWARD = "F"  #: y from x and w
+    BACKWARD_DATA = "B"  #: dx from dy and w
+    BACKWARD_WEIGHTS = "W"  #: dw from x and dy
+
+
+DATA_TYPES: dict[str, DataType] = {member.value: member for member in DataType}
+DIRECTIONS: dict[str, Direction] = {member.value: member for member in Direction}
+
+_E = TypeVar("_E", bound=Enum)
+_ONLY_INT = {int}
+
+
+def member(members: Mapping[str, _E], name: str, value: object) -> _E:
+    """The enum member with the value `value`; raises BadInput that lists what is allowed."""
+    try:
+        return members[value]  # type: ignore[index]
+    except (KeyError, TypeError):
+        raise BadInput(f"{name} must be one of {', '.join(members)}, got {value!r}") from None
+
+
+def check_sizes(names: tuple[str, ...], values: tuple[int, ...], minimum: int) -> None:
+    """Raise BadInput unless every value is a whole number between `minimum` and 2^31-1."""
+    if set(map(type, values)) == _ONLY_INT and min(values) >= minimum and max(values) <= MAX_SIZE:
+        return
+    for name, value in zip(names, values, strict=True):
+        if type(value) is not int:
+            raise BadInput(f"{name} must be a whole number, got {value!r}")
+        if value < minimum:
+            raise BadInput(f"{name} must be at least {minimum}, got {value}")
+        if value > MAX_SIZE:
+            raise BadInput(f"{name} must be at most {MAX_SIZE}, got {value}")

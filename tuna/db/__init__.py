@@ -1,0 +1,1 @@
+"""SQL: the truth about sessions, configs, jobs and results, on SQLite and on MySQL/MariaDB alike."""

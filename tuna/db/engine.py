@@ -1,0 +1,114 @@
+"""Engines and units of work: one way to read, one way to write, on SQLite and on MySQL/MariaDB."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import stamina
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from tuna.errors import BadInput, DatabaseError, StorageFull
+
+_WRITE = "tuna_write"
+#: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
+_RETRY_CODES = frozenset({1205, 1213})
+
+
+def make_engine(url: str) -> sa.Engine:
+    """An engine for `url`; raises BadInput for a URL that SQLAlchemy cannot use, without repeating its password."""
+    try:
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite_engine(parsed)
+        if parsed.get_backend_name() in ("mysql", "mariadb"):
+            return _mysql_engine(parsed)
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise BadInput("TUNA_DB_URL is not a usable database URL.", hint=_URL_HINT) from error
+    raise BadInput(f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.", hint=_URL_HINT)
+
+
+_URL_HINT = "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna"
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    if url.database and url.database != ":memory:" and not Path(url.database).parent.is_dir():
+        raise DatabaseError(f"The folder of the database {url.database} does not exist.")
+    engine = sa.create_engine(url, connect_args={"timeout": 60})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver would begin transactions late; we begin them ourselves
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # A write that starts as a read and upgrades fails at once when another writer is there; IMMEDIATE waits.
+        write = connection.get_execution_options().get(_WRITE)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _mysql_engine(url: sa.URL) -> sa.Engine:
+    if url.drivername in ("mysql", "mariadb"):
+        url = url.set(drivername=f"{url.drivername}+pymysql")
+    # REPEATABLE READ, the default, deadlocks concurrent claimers; READ COMMITTED does not.
+    return sa.create_engine(
+        url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=1800, connect_args={"charset": "utf8mb4"}
+    )
+
+
+@contextlib.contextmanager
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection for reading."""
+    with _explained(engine), engine.connect() as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction for writing: committed at the end, rolled back by an exception."""
+    with _explained(engine), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+        yield connection
+
+
+def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """`for attempt in retrying(): with attempt, writing(engine) as connection: ...`, again after a MySQL deadlock."""
+    return iter(stamina.retry_context(on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0))
+
+
+def _is_deadlock(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and getattr(error.orig, "args", (None,))[0] in _RETRY_CODES
+
+
+@contextlib.contextmanager
+def _explained(engine: sa.Engine) -> Iterator[None]:
+    """Turn what a user can act on (no file, no server, no room) into one sentence; leave our own bugs alone."""
+    try:
+        yield
+    except DBAPIError as error:
+        text = str(error.orig)
+        where = engine.url.render_as_string(hide_password=True)
+        if "disk is full" in text or "No space left" in text:
+            raise StorageFull(f"There is no space left for the database {where}.") from error
+        if _is_unusable(error, text):
+            raise DatabaseError(f"The database {where} cannot be used: {_last_words(text)}.") from error
+        raise
+
+
+def _is_unusable(error: DBAPIError, text: str) -> bool:
+    signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write")
+    codes = (1044, 1045, 1049, 2002, 2003, 2005, 2006, 2013)  # no rights, no such database, no server
+    return any(sign in text for sign in signs) or getattr(error.orig, "args", (None,))[0] in codes
+
+
+def _last_words(text: str) -> str:
+    return text.strip().strip("()").rstrip(".")

@@ -1,0 +1,273 @@
+"""The tables. Alembic alone creates them; a test holds these models and the migrations together."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from tuna.db.types import BigId, Double, LongBlob, LongText, UtcDateTime, utc_now
+
+_NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+#: Names compare byte by byte on MySQL too; its default would make tag `A` and tag `a` the same.
+TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+
+
+class Base(DeclarativeBase):
+    """Root of the models."""
+
+    metadata = sa.MetaData(naming_convention=_NAMING)
+    type_annotation_map = {datetime: UtcDateTime(), float: Double, dict[str, Any]: sa.JSON()}
+    __table_args__: Any = TABLE_OPTIONS
+
+
+def _table(*constraints: sa.schema.SchemaItem) -> tuple[Any, ...]:
+    return (*constraints, TABLE_OPTIONS)
+
+
+def _text(length: int, **options: Any) -> Mapped[Any]:
+    return mapped_column(sa.String(length), **options)
+
+
+class Installation(Base):
+    """Facts about this database as a whole: one row, whose namespace keeps its Redis keys apart from others'."""
+
+    __tablename__ = "installation"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = _text(32)
+
+
+class Environment(Base):
+    """What makes results comparable; see `libraries.base.Environment`."""
+
+    __tablename__ = "environment"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = _text(16, unique=True)
+    library: Mapped[str] = _text(64)
+    library_version: Mapped[str] = _text(128)
+    arch: Mapped[str] = _text(128)
+    num_cu: Mapped[int]
+    toolchain: Mapped[str] = _text(128)
+    device: Mapped[str] = _text(255)
+    target: Mapped[str] = mapped_column(LongText)
+    flags: Mapped[dict[str, Any]]
+
+
+class Session(Base):
+    """One tuning effort in one environment, with a reason."""
+
+    __tablename__ = "session"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    reason: Mapped[str] = _text(255)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = _table(UniqueConstraint("environment_id", "reason"))
+
+
+class Config(Base):
+    """One layer, whatever its kind, found by the hash of its canonical text."""
+
+    __tablename__ = "config"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = _text(64, unique=True)
+    kind: Mapped[str] = _text(32)
+    driver: Mapped[str] = _text(2048)
+    label: Mapped[str] = _text(255)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class ConvConfig(Base):
+    """The fields of a convolution, under MIOpen's names."""
+
+    __tablename__ = "conv_config"
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    spatial_dim: Mapped[int]
+    batchsize: Mapped[int]
+    in_channels: Mapped[int]
+    in_d: Mapped[int]
+    in_h: Mapped[int]
+    in_w: Mapped[int]
+    out_channels: Mapped[int]
+    fil_d: Mapped[int]
+    fil_h: Mapped[int]
+    fil_w: Mapped[int]
+    pad_d: Mapped[int]
+    pad_h: Mapped[int]
+    pad_w: Mapped[int]
+    conv_stride_d: Mapped[int]
+    conv_stride_h: Mapped[int]
+    conv_stride_w: Mapped[int]
+    dilation_d: Mapped[int]
+    dilation_h: Mapped[int]
+    dilation_w: Mapped[int]
+    group_count: Mapped[int]
+    trans_output_pad_d: Mapped[int]
+    trans_output_pad_h: Mapped[int]
+    trans_output_pad_w: Mapped[int]
+    mode: Mapped[str] = _text(16)
+    pad_mode: Mapped[str] = _text(16)
+    direction: Mapped[str] = _text(1)
+    in_layout: Mapped[str] = _text(8)
+    fil_layout: Mapped[str] = _text(8)
+    out_layout: Mapped[str] = _text(8)
+    data_type: Mapped[str] = _text(16)
+
+
+class GemmConfig(Base):
+    """The fields of a matrix product."""
+
+    __tablename__ = "gemm_config"
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    m: Mapped[int]
+    n: Mapped[int]
+    k: Mapped[int]
+    batch_count: Mapped[int]
+    trans_a: Mapped[bool]
+    trans_b: Mapped[bool]
+    data_type: Mapped[str] = _text(16)
+
+
+class ConfigTag(Base):
+    """A name for a set of configs."""
+
+    __tablename__ = "config_tag"
+    tag: Mapped[str] = _text(128, primary_key=True)
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+
+
+class Solver(Base):
+    """One implementation that a library has; `valid` is off once a version no longer reports it."""
+
+    __tablename__ = "solver"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    library: Mapped[str] = _text(64)
+    name: Mapped[str] = _text(128)
+    kinds: Mapped[str] = _text(255)
+    algorithm: Mapped[str] = _text(64)
+    tunable: Mapped[bool]
+    dynamic: Mapped[bool]
+    valid: Mapped[bool]
+    __table_args__ = _table(UniqueConstraint("library", "name"))
+
+
+class SolverApplicability(Base):
+    """This solver can run this config in this session's environment."""
+
+    __tablename__ = "solver_applicability"
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True)
+
+
+class Job(Base):
+    """Session × config × solver with the steps it goes through. Only `pipeline.states` decides its state."""
+
+    __tablename__ = "job"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    steps: Mapped[str] = _text(255)  #: all steps, comma-separated, in order
+    step: Mapped[str] = _text(64)  #: the step that is next, under way, or was the last
+    state: Mapped[str] = _text(16)
+    reason: Mapped[str] = _text(255)
+    options: Mapped[dict[str, Any]]
+    attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
+    failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
+    isolate: Mapped[bool] = mapped_column(default=False)  #: was with a worker that died: travels alone from now on
+    chunk: Mapped[str | None] = _text(32, index=True)  #: the lease under which it is in flight
+    leased_at: Mapped[datetime | None]
+    cause: Mapped[str | None] = _text(32)
+    workload: Mapped[str | None] = _text(64)  #: artifact hash of the problem's text, from the compile step
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = _table(
+        UniqueConstraint("session_id", "config_id", "solver_id", "steps"),
+        Index("ix_job_claim", "session_id", "step", "state", "id"),
+    )
+
+
+class StepResult(Base):
+    """One accepted attempt at a step: what happened, where, for how long."""
+
+    __tablename__ = "step_result"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    step: Mapped[str] = _text(64)
+    attempt: Mapped[int]
+    ok: Mapped[bool]
+    cause: Mapped[str | None] = _text(32)
+    output_tail: Mapped[str] = mapped_column(LongText)
+    reproduce: Mapped[str] = mapped_column(LongText)
+    worker: Mapped[str] = _text(255)
+    device: Mapped[str] = _text(255)
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    busy_s: Mapped[float]
+    __table_args__ = _table(UniqueConstraint("job_id", "step", "attempt"))
+
+
+class Trial(Base):
+    """One candidate of a job: its params, what became of it, every repeat of its measurement."""
+
+    __tablename__ = "trial"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    number: Mapped[int]  #: index of the candidate within its job
+    params: Mapped[str | None] = mapped_column(LongText)
+    artifact: Mapped[str | None] = _text(64)
+    cause: Mapped[str | None] = _text(32)
+    output_tail: Mapped[str] = mapped_column(LongText)
+    times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list
+    time_ms: Mapped[float | None]
+    max_error: Mapped[float | None]
+    build_s: Mapped[float | None]
+    measured_at: Mapped[datetime | None]
+    __table_args__ = _table(UniqueConstraint("job_id", "number"))
+
+
+class Kernel(Base):
+    """Bytes that a result needs for ever (a winner's code, a problem's text), by their SHA-256."""
+
+    __tablename__ = "kernel"
+    digest: Mapped[str] = _text(64, primary_key=True)
+    blob: Mapped[bytes] = mapped_column(LongBlob)
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+
+
+class FindDb(Base):
+    """The best checked time of a solver for a config in a session."""
+
+    __tablename__ = "find_db"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id"), index=True)
+    time_ms: Mapped[float]
+    workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    params: Mapped[str] = mapped_column(LongText)
+    trial_number: Mapped[int]
+    kernel: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = _table(UniqueConstraint("session_id", "config_id", "solver_id"))
+
+
+class Device(Base):
+    """A device that results were measured on, with the peak that a worker measured on it."""
+
+    __tablename__ = "device"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
+    name: Mapped[str] = _text(255)
+    peak_gflops: Mapped[float | None]
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = _table(UniqueConstraint("environment_id", "name"))

@@ -1,0 +1,115 @@
+"""Whether a database has the schema that this version needs, and how it gets it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tuna.db.engine import reading
+from tuna.errors import DatabaseError, SchemaError
+
+#: The newest revision in migrations/versions. Kept here so that a check needs no alembic (0.2 s); a test compares.
+HEAD = "0001"
+#: Revisions that `upgrade` can start from, oldest first.
+KNOWN = ("0001",)
+
+
+def migrations_dir() -> Path:
+    """Folder of the alembic scripts: in the source tree, or as installed."""
+    import tuna_migrations
+
+    return Path(next(iter(tuna_migrations.__path__)))
+
+
+def revision(engine: sa.Engine) -> str | None:
+    """The schema revision of the database; None when it is empty. Raises SchemaError for tables that are not Tuna's."""
+    with reading(engine) as connection:
+        tables = set(sa.inspect(connection).get_table_names())
+        if "alembic_version" in tables:
+            found: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            if found is not None or not tables - {"alembic_version"}:
+                return found
+    if tables:
+        where = engine.url.render_as_string(hide_password=True)
+        raise SchemaError(
+            f"The database {where} holds tables that are not Tuna's (such as {sorted(tables)[0]}).",
+            hint="point TUNA_DB_URL at an empty database, or unset it to use the embedded one",
+        )
+    return None
+
+
+def require(engine: sa.Engine, *, embedded: bool) -> None:
+    """Make sure that the schema is current: an embedded database is upgraded, any other is refused with the command."""
+    found = _quick_revision(engine)
+    if found == HEAD:
+        return
+    found = revision(engine)
+    _refuse_newer(engine, found)
+    if embedded:
+        upgrade(engine)
+        return
+    state = "is empty" if found is None else f"has schema {found}, this version needs {HEAD}"
+    raise SchemaError(
+        f"The database {engine.url.render_as_string(hide_password=True)} {state}.", hint="run: tuna db upgrade"
+    )
+
+
+def upgrade(engine: sa.Engine) -> None:
+    """Bring the database to HEAD; two processes may call it at once. Raises SchemaError for a newer or foreign one."""
+    from alembic import command
+    from alembic.config import Config
+
+    with _only_one(engine):
+        found = revision(engine)
+        _refuse_newer(engine, found)
+        if found == HEAD:
+            return
+        config = Config()
+        config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
+        with engine.connect() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def _quick_revision(engine: sa.Engine) -> str | None:
+    """The recorded revision without looking at the other tables; None when it cannot be told that way."""
+    try:
+        with engine.connect() as connection:
+            return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    except DBAPIError:
+        return None
+
+
+def _refuse_newer(engine: sa.Engine, found: str | None) -> None:
+    if found is not None and found not in KNOWN:
+        raise SchemaError(
+            f"The database {engine.url.render_as_string(hide_password=True)} has schema {found}, "
+            f"which is newer than this version of Tuna knows ({HEAD}).",
+            hint="install the version of Tuna that wrote it, or a newer one",
+        )
+
+
+@contextlib.contextmanager
+def _only_one(engine: sa.Engine) -> Iterator[None]:
+    """A lock that other upgraders of the same database wait for."""
+    if engine.dialect.name == "sqlite":
+        database = engine.url.database
+        if not database or database == ":memory:":
+            yield
+            return
+        with open(f"{database}.lock", "w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        return
+    with engine.connect() as connection:
+        if connection.execute(sa.text("SELECT GET_LOCK('tuna_schema', 120)")).scalar() != 1:
+            raise DatabaseError("Another process has been upgrading the database for two minutes.")
+        try:
+            yield
+        finally:
+            connection.execute(sa.text("SELECT RELEASE_LOCK('tuna_schema')"))

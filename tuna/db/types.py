@@ -1,0 +1,54 @@
+"""Column types that behave the same on SQLite and on MySQL/MariaDB."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+
+def utc_now() -> datetime:
+    """The time now, in UTC and aware of it."""
+    return datetime.now(timezone.utc)
+
+
+def from_epoch(seconds: float) -> datetime | None:
+    """Seconds since the epoch as UTC; None for 0, which stands for 'not known'."""
+    return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None
+
+
+class UtcDateTime(sa.types.TypeDecorator[datetime]):
+    """A moment in UTC with microseconds. Naive datetimes are refused: they have lost their zone."""
+
+    impl = sa.DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        """Microseconds on MySQL too, where the default cuts them off."""
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+        return dialect.type_descriptor(sa.DateTime())
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """UTC without a zone, which is what both databases store."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a datetime without a time zone")
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """The stored moment, in UTC."""
+        return None if value is None else value.replace(tzinfo=timezone.utc)
+
+
+#: Text without a practical limit (MySQL's TEXT ends at 64 KiB).
+LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+#: Bytes without a practical limit (MySQL's BLOB ends at 64 KiB).
+LongBlob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+#: Double precision: MySQL's FLOAT keeps 6 digits and would change a time on its way to an export.
+Double = sa.Double()
+#: A 64-bit id; SQLite's rowid needs INTEGER.
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
