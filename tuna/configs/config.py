@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from reprlib import repr as shown
 from typing import Any, TypeAlias
 
 from tuna.configs import conv, gemm
@@ -13,7 +14,7 @@ from tuna.errors import BadInput
 
 Config: TypeAlias = ConvConfig | GemmConfig
 
-_KINDS: dict[str, type[ConvConfig] | type[GemmConfig]] = {ConvConfig.kind: ConvConfig, GemmConfig.kind: GemmConfig}
+_KINDS: dict[str, type[ConvConfig | GemmConfig]] = {ConvConfig.kind: ConvConfig, GemmConfig.kind: GemmConfig}
 _FIELDS: dict[str, tuple[str, ...]] = {ConvConfig.kind: conv.FIELDS, GemmConfig.kind: gemm.FIELDS}
 _REQUIRED: dict[str, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(cls) if field.default is MISSING) for kind, cls in _KINDS.items()
@@ -31,7 +32,7 @@ def from_json(mapping: Mapping[str, Any]) -> Config:
     if kind is None:
         raise BadInput(f"a config needs a 'kind': {' or '.join(_KINDS)}")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise BadInput(f"unknown kind of config {kind!r}; Tuna has {', '.join(_KINDS)}")
+        raise BadInput(f"unknown kind of config {shown(kind)}; Tuna has {', '.join(_KINDS)}")
     unknown = [str(name) for name in values if name not in _FIELDS[kind]]
     if unknown:
         raise BadInput(f"a {kind} config has no field {', '.join(sorted(unknown))}")

@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import itemgetter
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
@@ -31,23 +33,38 @@ COMMANDS: dict[DataType, str] = {
 }
 FORW: dict[Direction, int] = {Direction.FORWARD: 1, Direction.BACKWARD_DATA: 2, Direction.BACKWARD_WEIGHTS: 4}
 
-_POSITIVE = tuple("batchsize in_channels in_h in_w out_channels fil_h fil_w group_count".split())
-_POSITIVE += tuple("conv_stride_h conv_stride_w dilation_h dilation_w in_d fil_d".split())
-_NOT_NEGATIVE = tuple("pad_h pad_w trans_output_pad_h trans_output_pad_w pad_d trans_output_pad_d".split())
-_NOT_NEGATIVE += ("conv_stride_d", "dilation_d")
-
-_DRIVER = (
-    "./bin/MIOpenDriver {command} --batchsize {0.batchsize} --spatial_dim {0.spatial_dim} "
-    "--pad_h {0.pad_h} --pad_w {0.pad_w} --pad_d {0.pad_d} "
-    "--conv_stride_h {0.conv_stride_h} --conv_stride_w {0.conv_stride_w} --conv_stride_d {0.conv_stride_d} "
-    "--dilation_h {0.dilation_h} --dilation_w {0.dilation_w} --dilation_d {0.dilation_d} "
-    "--group_count {0.group_count} --mode {0.mode} --pad_mode {0.pad_mode} "
-    "--trans_output_pad_h {0.trans_output_pad_h} --trans_output_pad_w {0.trans_output_pad_w} "
-    "--trans_output_pad_d {0.trans_output_pad_d} "
-    "--out_layout {0.out_layout} --in_layout {0.in_layout} --fil_layout {0.fil_layout} "
-    "--in_d {0.in_d} --in_h {0.in_h} --in_w {0.in_w} --fil_d {0.fil_d} --fil_h {0.fil_h} --fil_w {0.fil_w} "
-    "--in_channels {0.in_channels} --out_channels {0.out_channels} --forw {forw}"
+#: Every field, in the order of `to_json` and of the canonical text.
+FIELDS = (
+    "spatial_dim",
+    *("batchsize", "in_channels", "in_d", "in_h", "in_w"),
+    *("out_channels", "fil_d", "fil_h", "fil_w"),
+    *("pad_d", "pad_h", "pad_w"),
+    *("conv_stride_d", "conv_stride_h", "conv_stride_w"),
+    *("dilation_d", "dilation_h", "dilation_w"),
+    *("group_count", "mode", "pad_mode"),
+    *("trans_output_pad_d", "trans_output_pad_h", "trans_output_pad_w"),
+    *("direction", "in_layout", "fil_layout", "out_layout", "data_type"),
 )
+_POSITIVE = (
+    *("batchsize", "in_channels", "in_d", "in_h", "in_w", "out_channels", "fil_d", "fil_h", "fil_w"),
+    *("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"),
+)
+_NOT_NEGATIVE = (
+    *("pad_d", "pad_h", "pad_w", "conv_stride_d", "dilation_d"),
+    *("trans_output_pad_d", "trans_output_pad_h", "trans_output_pad_w"),
+)
+_positive = itemgetter(*_POSITIVE)
+_not_negative = itemgetter(*_NOT_NEGATIVE)
+_DRIVER_ORDER = (
+    *("batchsize", "spatial_dim", "pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
+    *("dilation_h", "dilation_w", "dilation_d", "group_count", "mode", "pad_mode"),
+    *("trans_output_pad_h", "trans_output_pad_w", "trans_output_pad_d", "out_layout", "in_layout", "fil_layout"),
+    *("in_d", "in_h", "in_w", "fil_d", "fil_h", "fil_w", "in_channels", "out_channels"),
+)
+_DRIVER_TEXT = " ".join(f"--{name} %({name})s" for name in _DRIVER_ORDER)
+_CANONICAL_TEXT = "kind=convolution;" + ";".join(f"{name}=%({name})s" for name in FIELDS)
+#: What an object remembers beside its fields and what depends on the direction.
+_REMEMBERED = ("_canonical", "key")
 
 
 @dataclass(frozen=True)
@@ -104,11 +121,11 @@ class ConvConfig:
 
     def _check_words(self) -> None:
         if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
-            raise BadInput(f"spatial_dim must be 2 or 3, got {self.spatial_dim!r}")
+            raise BadInput(f"spatial_dim must be 2 or 3, got {shown(self.spatial_dim)}")
         layouts = LAYOUTS[self.spatial_dim]
         if self.in_layout not in layouts:
             raise BadInput(
-                f"layout {self.in_layout!r} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
+                f"layout {shown(self.in_layout)} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
             )
         if not self.in_layout == self.fil_layout == self.out_layout:
             raise BadInput(
@@ -116,22 +133,14 @@ class ConvConfig:
                 f"in_layout {self.in_layout}, fil_layout {self.fil_layout}, out_layout {self.out_layout}"
             )
         if self.mode not in MODES:
-            raise BadInput(f"mode must be conv or trans, got {self.mode!r}")
+            raise BadInput(f"mode must be conv or trans, got {shown(self.mode)}")
         if self.pad_mode != "default":
-            raise BadInput(f"pad_mode {self.pad_mode!r} must be resolved to pads; a config holds only 'default'")
+            raise BadInput(f"pad_mode {shown(self.pad_mode)} must be resolved to pads; a config holds only 'default'")
 
     def _check_numbers(self) -> None:
-        # fmt: off
-        check_sizes(_POSITIVE, (
-            self.batchsize, self.in_channels, self.in_h, self.in_w, self.out_channels, self.fil_h, self.fil_w,
-            self.group_count, self.conv_stride_h, self.conv_stride_w, self.dilation_h, self.dilation_w,
-            self.in_d, self.fil_d,
-        ), 1)
-        check_sizes(_NOT_NEGATIVE, (
-            self.pad_h, self.pad_w, self.trans_output_pad_h, self.trans_output_pad_w, self.pad_d,
-            self.trans_output_pad_d, self.conv_stride_d, self.dilation_d,
-        ), 0)
-        # fmt: on
+        fields = vars(self)
+        check_sizes(_POSITIVE, _positive(fields), 1)
+        check_sizes(_NOT_NEGATIVE, _not_negative(fields), 0)
         if self.spatial_dim == 3:
             check_sizes(("conv_stride_d", "dilation_d"), (self.conv_stride_d, self.dilation_d), 1)
         elif self.in_d != 1 or self.fil_d != 1 or self.pad_d or self.conv_stride_d or self.dilation_d:
@@ -144,21 +153,24 @@ class ConvConfig:
             )
 
     def _check_shape(self) -> None:
-        padding = (self.trans_output_pad_d, self.trans_output_pad_h, self.trans_output_pad_w)
-        if any(padding):
-            if self.mode == "conv":
-                raise BadInput("only a transposed convolution (mode trans) has trans_output_pad")
-            strides = (self.conv_stride_d, self.conv_stride_h, self.conv_stride_w)
-            for axis, output_pad, stride in zip("dhw", padding, strides, strict=True):
-                if output_pad and output_pad >= stride:
-                    raise BadInput(f"trans_output_pad_{axis} {output_pad} must be less than the stride {stride}")
-        for axis, size in zip("dhw"[3 - self.spatial_dim :], self.output_size, strict=True):
-            if size < 1:
-                raise BadInput(self._why_empty(axis, size))
+        if self.trans_output_pad_d or self.trans_output_pad_h or self.trans_output_pad_w:
+            self._check_output_padding()
+        sizes = self.output_size
+        if min(sizes) < 1:
+            raise BadInput(self._why_empty(sizes))
         if self.flops > MAX_COUNT or self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w > MAX_COUNT:
             raise BadInput("the layer is too large: its elements or FLOPs do not fit in 63 bits")
 
-    def _why_empty(self, axis: str, size: int) -> str:
+    def _check_output_padding(self) -> None:
+        if self.mode == "conv":
+            raise BadInput("only a transposed convolution (mode trans) has trans_output_pad")
+        for axis in "dhw":
+            padding, stride = getattr(self, f"trans_output_pad_{axis}"), getattr(self, f"conv_stride_{axis}")
+            if padding and padding >= stride:
+                raise BadInput(f"trans_output_pad_{axis} {padding} must be less than the stride {stride}")
+
+    def _why_empty(self, sizes: tuple[int, ...]) -> str:
+        axis, size = next((a, n) for a, n in zip("dhw"[3 - self.spatial_dim :], sizes, strict=True) if n < 1)
         fil, dilation = getattr(self, f"fil_{axis}"), getattr(self, f"dilation_{axis}")
         pad, extent = getattr(self, f"pad_{axis}"), getattr(self, f"in_{axis}")
         if self.mode == "trans":
@@ -230,8 +242,7 @@ class ConvConfig:
 
     @cached_property
     def _canonical(self) -> str:
-        values = self.to_json()
-        return ";".join([f"{name}={values[name]}" for name in _CANONICAL])
+        return _CANONICAL_TEXT % vars(self)
 
     def canonical(self) -> str:
         """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
@@ -244,7 +255,13 @@ class ConvConfig:
 
     def driver(self) -> str:
         """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order."""
-        return _DRIVER.format(self, command=COMMANDS[self.data_type], forw=FORW[self.direction])
+        return (
+            f"./bin/MIOpenDriver {COMMANDS[self.data_type]} {_DRIVER_TEXT % vars(self)} --forw {FORW[self.direction]}"
+        )
+
+    def facing(self, direction: Direction) -> ConvConfig:
+        """The same layer in another direction."""
+        return _unchecked({k: v for k, v in vars(self).items() if k not in _REMEMBERED} | {"direction": direction})
 
     @property
     def label(self) -> str:
@@ -270,13 +287,17 @@ class ConvConfig:
         return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
 
 
-#: Every field, in the order of `to_json`.
-FIELDS = tuple(
-    "spatial_dim batchsize in_channels in_d in_h in_w out_channels fil_d fil_h fil_w pad_d pad_h pad_w "
-    "conv_stride_d conv_stride_h conv_stride_w dilation_d dilation_h dilation_w group_count mode pad_mode "
-    "trans_output_pad_d trans_output_pad_h trans_output_pad_w direction in_layout fil_layout out_layout data_type".split()
-)
-_CANONICAL = ("kind", *FIELDS)
+def build(values: dict[str, Any]) -> ConvConfig:
+    """`ConvConfig(**values)`, checked as well but made faster; `values` must hold every field."""
+    config = _unchecked(values)
+    config.__post_init__()
+    return config
+
+
+def _unchecked(values: dict[str, Any]) -> ConvConfig:
+    config = object.__new__(ConvConfig)
+    vars(config).update(values)
+    return config
 
 
 def normalise(values: dict[str, Any]) -> dict[str, Any]:
@@ -294,12 +315,12 @@ def normalise(values: dict[str, Any]) -> dict[str, Any]:
     if pad_mode == "default":
         return values
     if pad_mode not in ("same", "valid"):
-        raise BadInput(f"pad_mode must be default, same or valid, got {pad_mode!r}")
+        raise BadInput(f"pad_mode must be default, same or valid, got {shown(pad_mode)}")
     values["pad_mode"] = "default"
     axes = "hw" if values.get("spatial_dim", 2) == 2 else "dhw"
-    dilations = [values.get(f"dilation_{axis}", 1) for axis in axes]
-    filters = [values.get(f"fil_{axis}") for axis in axes]
-    if values.get("mode", "conv") != "conv" or (set(dilations) != {1} and set(filters) != {1}):
+    all_dense = all(values.get(f"dilation_{axis}", 1) == 1 for axis in axes)
+    all_one = all(values.get(f"fil_{axis}") == 1 for axis in axes)
+    if values.get("mode", "conv") != "conv" or not (all_dense or all_one):
         return values
     for axis in axes:
         values[f"pad_{axis}"] = 0 if pad_mode == "valid" else _same_pad(values, axis)

@@ -6,12 +6,13 @@ program name is skipped, a flag that is given twice counts as it was given last,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from reprlib import repr as shown
 from typing import Any
 
 from tuna.configs import conv, gemm
 from tuna.configs.config import Config
-from tuna.configs.conv import LAYOUTS, ConvConfig
+from tuna.configs.conv import LAYOUTS
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
@@ -94,8 +95,21 @@ _CONV_DEFAULTS: dict[str, Any] = {
     "fil_d": 3,
     "fil_h": 3,
     "fil_w": 3,
+    "pad_d": 0,
+    "pad_h": 0,
+    "pad_w": 0,
     "conv_stride_d": 1,
+    "conv_stride_h": 1,
+    "conv_stride_w": 1,
     "dilation_d": 1,
+    "dilation_h": 1,
+    "dilation_w": 1,
+    "group_count": 1,
+    "mode": "conv",
+    "pad_mode": "default",
+    "trans_output_pad_d": 0,
+    "trans_output_pad_h": 0,
+    "trans_output_pad_w": 0,
 }
 _GEMM_NUMBERS = {
     "b": "batch_count",
@@ -133,6 +147,9 @@ _CONV_FIX = _fixed_forms(_CONV_FIXED)
 _GEMM_NUMBER = _both_forms(_GEMM_NUMBERS) | {"--batchsize": "batch_count"}
 _GEMM_IGNORE = frozenset(_both_forms(_GEMM_IGNORED))
 _GEMM_FIX = _fixed_forms(_GEMM_FIXED)
+_CONV_FLAGS = frozenset([*_CONV_NUMBER, *_CONV_WORD, *_CONV_IGNORE, *_CONV_FIX])
+_GEMM_FLAGS = frozenset([*_GEMM_NUMBER, *_GEMM_IGNORE, *_GEMM_FIX])
+#: The numbers that nearly every flag has, read without further ado.
 _SMALL = {str(number): number for number in range(4097)}
 
 
@@ -154,13 +171,13 @@ def parse_line(text: str) -> list[Config]:
     data_type = _GEMM_TYPES.get(command)
     if data_type is not None:
         return [_gemm(words, data_type)]
-    raise UnsupportedCommand(f"the {PROGRAM} command {command!r} is not supported")
+    raise UnsupportedCommand(f"the {PROGRAM} command {shown(command)} is not supported")
 
 
 def _conv(words: list[str], data_type: DataType) -> list[Config]:
     values = _CONV_DEFAULTS.copy()
     layouts: dict[str, str] = {}
-    for flag, value in _pairs(words):
+    for flag, value in _pairs(words, _CONV_FLAGS):
         name = _CONV_NUMBER.get(flag)
         if name is not None:
             number = _SMALL.get(value)
@@ -179,7 +196,10 @@ def _conv(words: list[str], data_type: DataType) -> list[Config]:
     values["in_layout"] = values["fil_layout"] = values["out_layout"] = layout
     values["data_type"] = data_type
     conv.normalise(values)
-    return [ConvConfig(direction=direction, **values) for direction in _DIRECTIONS[mask]]
+    first, *others = _DIRECTIONS[mask]
+    values["direction"] = first
+    config = conv.build(values)
+    return [config, *map(config.facing, others)]
 
 
 def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
@@ -195,7 +215,7 @@ def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
 
 def _gemm(words: list[str], data_type: DataType) -> GemmConfig:
     values = dict(_GEMM_DEFAULTS)
-    for flag, value in _pairs(words):
+    for flag, value in _pairs(words, _GEMM_FLAGS):
         name = _GEMM_NUMBER.get(flag)
         if name is not None:
             values[name] = _number(flag, value)
@@ -211,15 +231,22 @@ def _gemm(words: list[str], data_type: DataType) -> GemmConfig:
     return GemmConfig(m, n, values["a_w"], values["batch_count"], trans_a, trans_b, data_type)
 
 
-def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
+def _pairs(words: list[str], known: frozenset[str]) -> Iterable[tuple[str, str]]:
     """The flags after the command with their values."""
+    flags = words[1::2]
+    if len(words) % 2 and known.issuperset(flags):
+        return zip(flags, words[2::2], strict=True)
+    return _irregular_pairs(words[1:])
+
+
+def _irregular_pairs(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Flags with their values where some are joined by `=`, a comment follows, or something is wrong."""
     rest = iter(words)
-    next(rest)
     for word in rest:
         if word[0] == "#":
             return
         if word[0] != "-":
-            raise BadInput(f"{word!r} is where a flag is expected")
+            raise BadInput(f"{shown(word)} is where a flag is expected")
         flag, equals, value = word.partition("=")
         if not equals:
             following = next(rest, None)
@@ -231,9 +258,9 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
 
 def _number(flag: str, value: str) -> int:
     """`value` as a whole number; its limits are checked with the config."""
-    digits = value[1:] if value.startswith("-") else value
+    digits = value.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise BadInput(f"flag {flag} needs a whole number, got {value!r}")
+        raise BadInput(f"flag {flag} needs a whole number, got {shown(value)}")
     if len(digits) > 20:
         raise BadInput(f"flag {flag} must be at most 2147483647, got a number of {len(digits)} digits")
     return int(value)
@@ -242,11 +269,11 @@ def _number(flag: str, value: str) -> int:
 def _check_fixed(fixed: dict[str, tuple[str, str]], flag: str, value: str) -> None:
     """Accept a flag that could make it another layer only with the value that does not."""
     if flag not in fixed:
-        raise BadInput(f"unknown flag {flag}")
+        raise BadInput(f"unknown flag {flag[:40]}")
     name, neutral = fixed[flag]
     try:
         same = float(value) == float(neutral)
     except ValueError:
         same = False
     if not same:
-        raise BadInput(f"flag {flag} ({name}) is supported only with {neutral}, got {value!r}")
+        raise BadInput(f"flag {flag} ({name}) is supported only with {neutral}, got {shown(value)}")

@@ -10,8 +10,8 @@ from tuna.configs.config import Config
 from tuna.configs.driver import UnsupportedCommand, parse_line
 from tuna.errors import BadInput
 
-#: A rejected line is shown up to this many characters.
-TEXT_CHARS = 160
+#: A rejected line, and the reason, are shown up to this many characters.
+TEXT_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def parse_lines(lines: Iterable[str], source: str) -> ParsedFile:
         except BadInput as error:
             skipped = isinstance(error, UnsupportedCommand)
             unsupported += skipped
-            rejections.append(Rejection(source, total, str(error), _cut(text), skipped))
+            rejections.append(Rejection(source, total, _cut(str(error)), _cut(text), skipped))
             continue
         accepted += 1
         expanded += len(found) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, DataType, check_sizes, member
@@ -45,7 +46,7 @@ class GemmConfig:
         check_sizes(_SIZES, (self.m, self.n, self.k, self.batch_count), 1)
         for name, value in (("trans_a", self.trans_a), ("trans_b", self.trans_b)):
             if type(value) is not bool:
-                raise BadInput(f"{name} must be true or false, got {value!r}")
+                raise BadInput(f"{name} must be true or false, got {shown(value)}")
         if self.flops > MAX_COUNT:
             raise BadInput("the product is too large: its FLOPs do not fit in 63 bits")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from reprlib import repr as shown
 from typing import TypeVar
 
 from tuna.errors import BadInput
@@ -22,6 +23,8 @@ class DataType(str, Enum):
     BF16 = "BF16"  #: bfloat16
     INT8 = "INT8"  #: signed bytes, accumulated in 32 bits
 
+    __str__ = str.__str__
+
 
 class Direction(str, Enum):
     """Which of a convolution's three operations is meant."""
@@ -29,6 +32,8 @@ class Direction(str, Enum):
     FORWARD = "F"  #: y from x and w
     BACKWARD_DATA = "B"  #: dx from dy and w
     BACKWARD_WEIGHTS = "W"  #: dw from x and dy
+
+    __str__ = str.__str__
 
 
 DATA_TYPES: dict[str, DataType] = {member.value: member for member in DataType}
@@ -43,7 +48,7 @@ def member(members: Mapping[str, _E], name: str, value: object) -> _E:
     try:
         return members[value]  # type: ignore[index]
     except (KeyError, TypeError):
-        raise BadInput(f"{name} must be one of {', '.join(members)}, got {value!r}") from None
+        raise BadInput(f"{name} must be one of {', '.join(members)}, got {shown(value)}") from None
 
 
 def check_sizes(names: tuple[str, ...], values: tuple[int, ...], minimum: int) -> None:
@@ -52,8 +57,8 @@ def check_sizes(names: tuple[str, ...], values: tuple[int, ...], minimum: int) -
         return
     for name, value in zip(names, values, strict=True):
         if type(value) is not int:
-            raise BadInput(f"{name} must be a whole number, got {value!r}")
+            raise BadInput(f"{name} must be a whole number, got {shown(value)}")
         if value < minimum:
-            raise BadInput(f"{name} must be at least {minimum}, got {value}")
+            raise BadInput(f"{name} must be at least {minimum}, got {shown(value)}")
         if value > MAX_SIZE:
-            raise BadInput(f"{name} must be at most {MAX_SIZE}, got {value}")
+            raise BadInput(f"{name} must be at most {MAX_SIZE}, got {shown(value)}")

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from tuna.configs import Config
+from tuna.errors import NotFound
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
 WIRE_VERSION = 1
@@ -212,9 +213,9 @@ class Library(ABC):
         its trials is good. It raises only for faults of Tuna itself.
         """
 
-    def next_step(self, item: WorkItem, result: StepResult, steps: Sequence[str]) -> str | None:
+    def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
         """The step after a good `result`, None when the job is done; a library that searches in rounds goes back."""
-        position = steps.index(item.step) + 1
+        position = steps.index(result.step) + 1
         return steps[position] if position < len(steps) else None
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
@@ -233,15 +234,11 @@ class Library(ABC):
         """Give back child processes; called once when the process ends."""
 
     def step(self, name: str) -> Step:
-        """The step called `name`; raises KeyError."""
-        return next(step for step in self.steps if step.name == name) if self._has(name) else _no_step(self, name)
-
-    def _has(self, name: str) -> bool:
-        return any(step.name == name for step in self.steps)
-
-
-def _no_step(library: Library, name: str) -> Step:
-    raise KeyError(f"{library.name} has no step {name}; it has {', '.join(step.name for step in library.steps)}")
+        """The step called `name`; raises NotFound with the steps there are."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise NotFound(f"{self.name} has no step {name!r}.", hint=f"steps: {', '.join(s.name for s in self.steps)}")
 
 
 def tail(text: str) -> str:

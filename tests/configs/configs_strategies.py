@@ -1,0 +1,56 @@
+"""Hypothesis strategies that draw valid configs of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tuna.configs import Config, ConvConfig, DataType, Direction, GemmConfig
+
+sizes = st.integers(1, 40)
+
+
+@st.composite
+def convs(draw: st.DrawFn) -> ConvConfig:
+    """Any valid convolution: 2D or 3D, grouped, dilated, strided, transposed, in every layout, type and direction."""
+    spatial_dim = draw(st.sampled_from([2, 3]))
+    mode = draw(st.sampled_from(["conv", "trans"]))
+    groups = draw(st.integers(1, 6))
+    layout = draw(st.sampled_from(["NCHW", "NHWC"] if spatial_dim == 2 else ["NCDHW", "NDHWC"]))
+    fields: dict[str, Any] = {
+        "spatial_dim": spatial_dim,
+        "mode": mode,
+        "batchsize": draw(sizes),
+        "group_count": groups,
+        "in_channels": groups * draw(sizes),
+        "out_channels": groups * draw(sizes),
+        "direction": draw(st.sampled_from(Direction)),
+        "data_type": draw(st.sampled_from(DataType)),
+        "in_layout": layout,
+        "fil_layout": layout,
+        "out_layout": layout,
+    }
+    for axis in "dhw"[3 - spatial_dim :]:
+        fil, dilation, stride = draw(st.integers(1, 7)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+        reach = dilation * (fil - 1) + 1
+        pad = draw(st.integers(0, 5 if mode == "conv" else (reach - 1) // 2))
+        fields[f"in_{axis}"] = draw(st.integers(max(1, reach - 2 * pad), 60))
+        fields[f"fil_{axis}"], fields[f"dilation_{axis}"] = fil, dilation
+        fields[f"conv_stride_{axis}"], fields[f"pad_{axis}"] = stride, pad
+        if mode == "trans":
+            fields[f"trans_output_pad_{axis}"] = draw(st.integers(0, stride - 1))
+    return ConvConfig(**fields)
+
+
+gemms = st.builds(
+    GemmConfig,
+    m=sizes,
+    n=sizes,
+    k=sizes,
+    batch_count=sizes,
+    trans_a=st.booleans(),
+    trans_b=st.booleans(),
+    data_type=st.sampled_from(DataType),
+)
+configs: st.SearchStrategy[Config] = st.one_of(convs(), gemms)

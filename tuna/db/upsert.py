@@ -1,0 +1,44 @@
+"""Insert-or-update in bulk, the one statement that SQLite and MySQL spell differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, sqlite
+
+
+def upsert(
+    connection: sa.Connection,
+    table: sa.FromClause | type[Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    key: Sequence[str],
+    update: Sequence[str] = (),
+    keep_if_null: Sequence[str] = (),
+) -> None:
+    """Insert `rows`; where the unique `key` exists, set `update`, and set `keep_if_null` unless the new value is NULL.
+
+    With nothing to update, an existing row stays as it is.
+    """
+    if not rows:
+        return
+    target = sa.inspect(table).local_table if isinstance(table, type) else table
+    assert isinstance(target, sa.Table)
+    if connection.dialect.name == "sqlite":
+        insert = sqlite.insert(target)
+        values = {name: insert.excluded[name] for name in update}
+        values |= {name: sa.func.coalesce(insert.excluded[name], target.c[name]) for name in keep_if_null}
+        statement: Any = (
+            insert.on_conflict_do_update(index_elements=list(key), set_=values)
+            if values
+            else insert.on_conflict_do_nothing(index_elements=list(key))
+        )
+    else:
+        other = mysql.insert(target)
+        values = {name: other.inserted[name] for name in update}
+        values |= {name: sa.func.coalesce(other.inserted[name], target.c[name]) for name in keep_if_null}
+        # A self-assignment of the key: unlike INSERT IGNORE it hides no other error.
+        statement = other.on_duplicate_key_update(values or {key[0]: target.c[key[0]]})
+    connection.execute(statement, list(rows))

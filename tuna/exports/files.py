@@ -1,0 +1,123 @@
+"""Files and directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuna.errors import BadInput, StorageFull, TunaError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Lend a path beside `path` that replaces it when the block ends well and is removed when it does not.
+
+    Missing directories are made. Raises StorageFull if there is no room and BadInput if the place cannot be written;
+    a file that was at `path` is then still there.
+    """
+    with _errors(path), _directory_of(path):
+        temporary = _temporary(path)
+        try:
+            # Claims the name with the permissions that the user's umask gives.
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+        finally:
+            for left in (temporary, Path(f"{temporary}-journal")):
+                left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Lend an empty directory beside `path` that takes its place, with all files in it, when the block ends well."""
+    with _errors(path), _directory_of(path):
+        temporary = _temporary(path)
+        try:
+            temporary.mkdir()
+            yield temporary
+            for file in temporary.iterdir():
+                _sync(file)
+            _sync(temporary)
+            _take_place(temporary, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(f"There is no space left to write {path}.", hint="free some and run it again") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}.") from error
+    except sqlite3.Error as error:
+        if "full" in str(error):
+            raise StorageFull(f"There is no space left to write {path}.", hint="free some and run it again") from error
+        raise BadInput(f"{path} cannot be written: {error}.") from error
+
+
+@contextlib.contextmanager
+def _directory_of(path: Path) -> Iterator[None]:
+    """Make the directory of `path` for the block; take away again what was made if the block fails."""
+    missing = []
+    for directory in (path.parent, *path.parent.parents):
+        if directory.exists():
+            break
+        missing.append(directory)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, sqlite3.Error, TunaError):
+        for directory in missing:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_place(new: Path, old: Path) -> None:
+    """Rename `new` to `old`; a directory that is there changes places with it in one step, where the system can."""
+    try:
+        os.rename(new, old)
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if not _exchange(new, old):
+        aside = _temporary(old)
+        os.rename(old, aside)
+        os.rename(new, old)
+        shutil.rmtree(aside)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and 0 == rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    )

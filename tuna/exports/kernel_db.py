@@ -1,0 +1,98 @@
+"""MIOpen's kernel db in SQLite: compiled code by name and build arguments, packed with bzip2.
+
+What is Tuna's own choice for libraries that build one shared object for each layer (`object_name`, `object_args`):
+
+- name: `<solver>_<first 16 digits of the config's key>.so.o`; the `.o` because MIOpen's names end in it
+- args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`, `-mcpu=<arch>`, which is the form of
+  MIOpen's own (build options, then the device)
+"""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuna.errors import BadInput
+from tuna.exports import sqlite_file
+
+TABLE = (
+    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args` TEXT NOT NULL,"
+    "`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)"
+)
+INDEX = "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
+_COLUMNS = ("kernel_name", "kernel_args", "kernel_blob", "kernel_hash", "uncompressed_size")
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM kern_db ORDER BY id"
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One code object."""
+
+    name: str
+    args: str
+    code: bytes  #: as the loader takes it, not packed
+
+
+def object_name(solver: str, config_key: str) -> str:
+    """The kernel name of a layer's shared object."""
+    return f"{_quotable(solver)}_{config_key[:16]}.so.o"
+
+
+def object_args(driver: str, environment_key: str, arch: str) -> str:
+    """The kernel arguments of a layer's shared object: they name the layer and what it was built for."""
+    return _quotable(f"{driver} -DTUNA_ENVIRONMENT={environment_key} -mcpu={arch.partition(':')[0]}")
+
+
+def _quotable(text: str) -> str:
+    # MIOpen puts both texts between single quotes when it looks a kernel up.
+    return text.replace("'", "_")
+
+
+def write(path: Path, records: Iterable[KernelRecord]) -> int:
+    """Write the records, whose (name, args) must differ, into the empty file `path`; returns their number.
+
+    A blob that bzip2 (level 9) does not shrink is stored as it is, with an uncompressed size of 0.
+    """
+    count = 0
+    with sqlite_file.create(path) as db:
+        db.execute(TABLE)
+        for count, record in enumerate(records, 1):
+            # MIOpen's own check of what it unpacks, not a protection.
+            digest = hashlib.md5(record.code, usedforsecurity=False).hexdigest()
+            packed = bz2.compress(record.code, 9)
+            blob, size = (packed, len(record.code)) if len(packed) < len(record.code) else (record.code, 0)
+            db.execute(
+                "INSERT INTO kern_db VALUES (?, ?, ?, ?, ?, ?)", (count, record.name, record.args, blob, digest, size)
+            )
+        db.execute(INDEX)
+    return count
+
+
+def read(path: Path) -> Iterator[KernelRecord]:
+    """The kernels, unpacked and checked, in the order of their ids; raises BadInput if one is damaged."""
+    with sqlite_file.open_read_only(path) as db:
+        missing = set(_COLUMNS) - {row[1] for row in db.execute("PRAGMA table_info(kern_db)")}
+        if missing:
+            raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
+        for name, args, blob, digest, size in db.execute(_SELECT):
+            yield KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
+
+
+def _unpack(problem: str, blob: bytes, digest: str, size: int) -> bytes:
+    if size == 0:
+        code = bytes(blob)
+    else:
+        # Stops at the announced size, so that a hostile file cannot fill the memory.
+        unpacker = bz2.BZ2Decompressor()
+        try:
+            code = unpacker.decompress(blob, size + 1)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{problem}: {error}.") from error
+        if len(code) != size:
+            raise BadInput(f"{problem}: it does not have the {size} bytes that it should.")
+    if hashlib.md5(code, usedforsecurity=False).hexdigest() != digest:
+        raise BadInput(f"{problem}: its MD5 differs.")
+    return code

@@ -1,0 +1,79 @@
+"""MIOpen's perf db in SQLite: the best params of each tunable solver for each problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from tuna.errors import BadInput
+from tuna.exports import sqlite_file
+from tuna.exports.problem_key import PERF_FIELDS, PerfKey
+
+#: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR REPLACE from doubling.
+TABLES = (
+    "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
+    "`direction` TEXT NOT NULL,`spatial_dim` INT NOT NULL,`in_channels` INT NOT NULL,`in_h` INT NOT NULL,"
+    "`in_w` INT NOT NULL,`in_d` INT NOT NULL,`fil_h` INT NOT NULL,`fil_w` INT NOT NULL,`fil_d` INT NOT NULL,"
+    "`out_channels` INT NOT NULL, `batchsize` INT NOT NULL,`pad_h` INT NOT NULL,`pad_w` INT NOT NULL,"
+    "`pad_d` INT NOT NULL,`conv_stride_h` INT NOT NULL,`conv_stride_w` INT NOT NULL,`conv_stride_d` INT NOT NULL,"
+    "`dilation_h` INT NOT NULL,`dilation_w` INT NOT NULL,`dilation_d` INT NOT NULL,`bias` INT NOT NULL,"
+    "`group_count` INT NOT NULL)",
+    "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
+    " `params` TEXT NOT NULL)",
+)
+INDEXES = (
+    "CREATE UNIQUE INDEX `idx_config` ON config( layout,data_type,direction,spatial_dim,in_channels,in_h,in_w,in_d,"
+    "fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d,conv_stride_h,conv_stride_w,conv_stride_d,"
+    "dilation_h,dilation_w,dilation_d,bias,group_count )",
+    "CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config)",
+)
+_INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"
+_SELECT = (
+    f"SELECT {', '.join(PERF_FIELDS)}, solver, params FROM perf_db JOIN config ON perf_db.config = config.id "
+    "ORDER BY perf_db.id"
+)
+
+
+@dataclass(frozen=True)
+class PerfRecord:
+    """The params of one solver for one problem."""
+
+    key: PerfKey
+    solver: str
+    params: str
+
+
+def write(path: Path, records: Iterable[PerfRecord]) -> int:
+    """Write the records into the empty file `path`; returns their number.
+
+    The records of a key must follow each other. Ids count from 1 in the order given.
+    """
+    count = configs = 0
+    with sqlite_file.create(path) as db:
+        for statement in TABLES:
+            db.execute(statement)
+        before = None
+        for count, record in enumerate(records, 1):
+            if record.key != before:
+                before = record.key
+                configs += 1
+                db.execute(_INSERT_CONFIG, (configs, *astuple(record.key)))
+            db.execute("INSERT INTO perf_db VALUES (?, ?, ?, ?)", (count, record.solver, configs, record.params))
+        for statement in INDEXES:
+            db.execute(statement)
+    return count
+
+
+def read(path: Path) -> Iterator[PerfRecord]:
+    """The records of a perf db in the order of their ids; raises BadInput if it is none."""
+    with sqlite_file.open_read_only(path) as db:
+        _check(path, {row[1] for row in db.execute("PRAGMA table_info(config)")}, {"id", *PERF_FIELDS})
+        _check(path, {row[1] for row in db.execute("PRAGMA table_info(perf_db)")}, {"solver", "config", "params"})
+        for *fields, solver, params in db.execute(_SELECT):
+            yield PerfRecord(PerfKey(*fields), solver, params)
+
+
+def _check(path: Path, found: set[str], needed: set[str]) -> None:
+    if not needed <= found:
+        raise BadInput(f"{path} is no perf db: it has no {', '.join(sorted(needed - found))}.")

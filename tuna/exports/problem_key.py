@@ -1,0 +1,218 @@
+"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row.
+
+Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In" and "out" are those
+of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is the forward layer's output side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tuna.configs import ConvConfig, DataType, Direction
+from tuna.errors import BadInput
+
+#: Layouts that all three tensors may share with only one word in the key.
+_DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
+_DIRECTIONS = ("F", "B", "W")
+
+
+class NoKey(BadInput):
+    """MIOpen has no key for this layer."""
+
+
+@dataclass(frozen=True)
+class PerfKey:
+    """The columns of the perf db's `config` table, in their order there."""
+
+    layout: str  #: of the problem's "in"
+    data_type: str
+    direction: str
+    spatial_dim: int
+    in_channels: int
+    in_h: int
+    in_w: int
+    in_d: int
+    fil_h: int
+    fil_w: int
+    fil_d: int
+    out_channels: int
+    batchsize: int
+    pad_h: int
+    pad_w: int
+    pad_d: int
+    conv_stride_h: int
+    conv_stride_w: int
+    conv_stride_d: int
+    dilation_h: int
+    dilation_w: int
+    dilation_d: int
+    bias: int
+    group_count: int
+
+
+PERF_FIELDS = tuple(field.name for field in fields(PerfKey))
+
+
+@dataclass(frozen=True)
+class ProblemKey:
+    """A convolution problem; sizes, pads, strides and dilations are (D,) H, W."""
+
+    in_channels: int
+    in_size: tuple[int, ...]
+    fil_size: tuple[int, ...]
+    out_channels: int
+    out_size: tuple[int, ...]
+    batchsize: int
+    pads: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    layouts: tuple[str, str, str]  #: in, weights, out
+    data_type: str  #: one name, or those of in, weights and out joined where they differ
+    direction: str  #: F, B or W
+    group_count: int = 1
+    bias: int = 0
+    casts: str = ""  #: tensor casts as they stand in the key, such as `_ciFP8_coFP8`
+
+    @property
+    def spatial_dim(self) -> int:
+        """2 or 3."""
+        return len(self.in_size)
+
+    def text(self) -> str:
+        """The key as a find db has it."""
+        head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, *self.out_size, self.batchsize)
+        return self._joined(head, self._layout_words()) + self.casts
+
+    def perf_order(self) -> str:
+        """A text that is equal for equal `perf` fields and otherwise sorts like the key.
+
+        A perf-db row does not hold the size of "out", so that several find-db keys can share one.
+        """
+        head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, self.batchsize)
+        return self._joined(head, self.layouts[0])
+
+    def _joined(self, head: tuple[int | str, ...], layouts: str) -> str:
+        shape = (_by(self.pads), _by(self.strides), _by(self.dilations), self.bias)
+        tail = self.direction if self.group_count == 1 else f"{self.direction}_g{self.group_count}"
+        return "-".join(map(str, (*head, *shape, layouts, self.data_type, tail)))
+
+    def _layout_words(self) -> str:
+        default = _DEFAULT_LAYOUTS[self.spatial_dim]
+        return default if self.layouts == (default,) * 3 else "-".join(self.layouts)
+
+    def perf(self) -> PerfKey:
+        """The perf-db fields; a two-dimensional problem has depth 1, and 0 for the depth of pad, stride and dilation."""
+        three = self.spatial_dim == 3
+        in_d, fil_d = (self.in_size[0], self.fil_size[0]) if three else (1, 1)
+        pad_d, stride_d, dilation_d = (self.pads[0], self.strides[0], self.dilations[0]) if three else (0, 0, 0)
+        # fmt: off
+        return PerfKey(
+            self.layouts[0], self.data_type, self.direction, self.spatial_dim,
+            self.in_channels, self.in_size[-2], self.in_size[-1], in_d,
+            self.fil_size[-2], self.fil_size[-1], fil_d, self.out_channels, self.batchsize,
+            self.pads[-2], self.pads[-1], pad_d, self.strides[-2], self.strides[-1], stride_d,
+            self.dilations[-2], self.dilations[-1], dilation_d, self.bias, self.group_count,
+        )
+        # fmt: on
+
+
+def from_conv(config: ConvConfig) -> ProblemKey:
+    """The problem that MIOpen makes of a layer; raises NoKey where its form is not known for certain."""
+    if config.mode != "conv":
+        raise NoKey("a transposed convolution has no checked MIOpen key")
+    forward = config.direction is Direction.FORWARD
+    data_type = config.data_type.value
+    if config.data_type is DataType.INT8:
+        if not forward:
+            raise NoKey("MIOpen has INT8 convolutions forward only")
+        # MIOpenDriver's convint8 writes its sums as 32-bit integers.
+        data_type = "INT8INT8INT32"
+    axes = ("d", "h", "w")[3 - config.spatial_dim :]
+
+    def along(name: str) -> tuple[int, ...]:
+        return tuple(getattr(config, f"{name}_{axis}") for axis in axes)
+
+    x = (config.in_channels, along("in"), config.in_layout)
+    y = (config.out_channels, config.output_size, config.out_layout)
+    (in_channels, in_size, in_layout), (out_channels, out_size, out_layout) = (x, y) if forward else (y, x)
+    return ProblemKey(
+        in_channels=in_channels,
+        in_size=in_size,
+        fil_size=along("fil"),
+        out_channels=out_channels,
+        out_size=out_size,
+        batchsize=config.batchsize,
+        pads=along("pad"),
+        strides=along("conv_stride"),
+        dilations=along("dilation"),
+        layouts=(in_layout, config.fil_layout, out_layout),
+        data_type=data_type,
+        direction=config.direction.value,
+        group_count=config.group_count,
+    )
+
+
+def parse(text: str) -> ProblemKey:
+    """The problem that a find-db key names; raises BadInput."""
+    words = text.split("-")
+    dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
+    one_layout, three_layouts = 11 + 2 * dims, 13 + 2 * dims
+    if len(words) not in (one_layout, three_layouts):
+        raise BadInput(f"{text!r} is no find-db key: {len(words)} fields, not {one_layout} or {three_layouts}")
+    try:
+        key = _from_words(words, dims, len(words) == one_layout)
+    except ValueError as error:
+        raise BadInput(f"{text!r} is no find-db key: {error}") from None
+    if key.text() != text:
+        raise BadInput(f"{text!r} is no find-db key: MIOpen would write {key.text()!r}")
+    return key
+
+
+def _from_words(words: list[str], dims: int, one_layout: bool) -> ProblemKey:
+    rest = iter(words)
+
+    def number() -> int:
+        return _number(next(rest))
+
+    def sizes() -> tuple[int, ...]:
+        return tuple(number() for _ in range(dims))
+
+    def by() -> tuple[int, ...]:
+        values = tuple(map(_number, next(rest).split("x")))
+        if len(values) != dims:
+            raise ValueError(f"{dims} numbers joined by x are expected")
+        return values
+
+    in_channels, in_size, fil_size, out_channels, out_size = number(), sizes(), by(), number(), sizes()
+    batchsize, pads, strides, dilations, bias = number(), by(), by(), by(), number()
+    first = next(rest)
+    layouts = (first, first, first) if one_layout else (first, next(rest), next(rest))
+    data_type = next(rest)
+    direction, groups, casts = _tail(next(rest))
+    # fmt: off
+    return ProblemKey(in_channels, in_size, fil_size, out_channels, out_size, batchsize, pads, strides, dilations,
+                      layouts, data_type, direction, groups, bias, casts)
+    # fmt: on
+
+
+def _tail(text: str) -> tuple[str, int, str]:
+    direction, *options = text.split("_")
+    if direction not in _DIRECTIONS:
+        raise ValueError(f"direction {direction!r} is not F, B or W")
+    groups = 1
+    if options and options[0].startswith("g"):
+        groups = _number(options.pop(0)[1:])
+    for option in options:
+        if option[:2] not in ("ci", "cw", "co"):
+            raise ValueError(f"unknown option _{option}")
+    return direction, groups, "".join(f"_{option}" for option in options)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is no number")
+    return int(text)
+
+
+def _by(values: tuple[int, ...]) -> str:
+    return "x".join(map(str, values))

@@ -1,0 +1,47 @@
+"""SQLite files that come out byte for byte the same whenever the same rows go in."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuna.errors import BadInput
+
+#: Page size and journal mode of the files that MIOpen ships.
+_PAGE_BYTES = 4096
+
+
+@contextlib.contextmanager
+def create(path: Path) -> Iterator[sqlite3.Connection]:
+    """An open transaction on a new database in the empty file `path`; committed when the block ends well.
+
+    One transaction, so that the change counter in the header is always the same. No journal and no syncing: the file
+    is temporary until it is renamed. Free bytes are zeroed.
+    """
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        for pragma in (f"page_size = {_PAGE_BYTES}", "encoding = 'UTF-8'", "journal_mode = OFF", "synchronous = OFF"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA auto_vacuum = NONE")
+        connection.execute("BEGIN EXCLUSIVE")
+        yield connection
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database in `path`, which is not changed; raises BadInput if it is none."""
+    if not path.is_file():
+        raise BadInput(f"{path} is no file.")
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        yield connection
+    except sqlite3.Error as error:
+        raise BadInput(f"{path} cannot be read: {error}.") from error
+    finally:
+        connection.close()

@@ -1,0 +1,76 @@
+"""Connections to Redis and the broker, from the settings; starts the embedded server when none is configured."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from tuna.embedded_redis import EmbeddedRedis, socket_path
+from tuna.errors import ServiceError
+from tuna.settings import Settings
+
+
+def uses_embedded(settings: Settings) -> bool:
+    """Whether the broker is the embedded Redis."""
+    return settings.broker_url is None
+
+
+@functools.cache
+def _embedded(settings_home: str) -> EmbeddedRedis:
+    from pathlib import Path
+
+    return EmbeddedRedis(Path(settings_home))
+
+
+def ensure_services(settings: Settings) -> None:
+    """Start the embedded Redis if the settings want it; does nothing otherwise."""
+    if uses_embedded(settings):
+        _embedded(str(settings.run_dir)).acquire()
+
+
+def release_services(settings: Settings) -> None:
+    """Let go of the embedded Redis; the last process stops it."""
+    if uses_embedded(settings):
+        _embedded(str(settings.run_dir)).release()
+
+
+def broker_url(settings: Settings) -> str:
+    """Celery's broker URL, secrets included."""
+    if settings.broker_url is not None:
+        return settings.broker_url.get_secret_value()
+    return f"redis+socket://{quote(str(socket_path(settings.run_dir)))}"
+
+
+def redis_url(settings: Settings) -> str:
+    """URL of the Redis that holds streams and leases, secrets included; raises ServiceError when there is none."""
+    if settings.redis_url is not None:
+        return settings.redis_url.get_secret_value()
+    if settings.broker_url is None:
+        return f"unix://{quote(str(socket_path(settings.run_dir)))}"
+    url = settings.broker_url.get_secret_value()
+    if urlsplit(url).scheme in ("redis", "rediss"):
+        return url
+    raise ServiceError(
+        "The broker is not Redis, so results and leases need a Redis of their own.",
+        hint="set TUNA_REDIS_URL (or CELERY_RESULT_BACKEND) to a redis:// URL",
+    )
+
+
+def connect(settings: Settings) -> redis.Redis:
+    """A client that answers; raises ServiceError with the address (without its password)."""
+    url = redis_url(settings)
+    try:
+        client: Any = redis.Redis.from_url(
+            url, socket_connect_timeout=5, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+        )
+        client.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
+        parts = urlsplit(url)
+        address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+        raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: tuna doctor") from None
+    return client  # type: ignore[no-any-return]

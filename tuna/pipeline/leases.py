@@ -1,0 +1,127 @@
+"""Leases: who has which chunk, and until when, by Redis' own clock.
+
+Keys, all under `tuna:{<namespace>}:`
+
+    leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
+    holders  hash        chunk -> token of the worker that took it
+    results  stream      what workers report (see `results`)
+
+A chunk that is not in `leases` is nobody's: a worker that finds its chunk missing stops, and a message whose chunk is
+missing or already held is a stale copy and is dropped. So it does not matter whether a broker delivers twice.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import redis
+
+_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
+_HOLDS = "if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end; "
+
+# KEYS: leases, holders, results.  ARGV: chunk, token, lease in ms, [entry]
+_TAKE = (
+    _NOW
+    + """
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
+return 1
+"""
+)
+_RENEW = _NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); return 1"
+_REPORT = (
+    _NOW
+    + _HOLDS
+    + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]); return 1"
+)
+_FINISH = (
+    _HOLDS
+    + """
+redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+"""
+)
+
+
+def new_id() -> str:
+    """A name for a chunk or a worker's token that nobody else has."""
+    return uuid.uuid4().hex
+
+
+class Leases:
+    """The leases of one database's work."""
+
+    def __init__(self, client: redis.Redis, namespace: str, lease_s: float) -> None:
+        self._client = client
+        self._lease_ms = int(lease_s * 1000)
+        prefix = f"tuna:{{{namespace}}}:"
+        self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
+        scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
+        self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
+
+    # -- the enqueuer's side ------------------------------------------------------------------------------------------
+
+    def open(self, chunks: Iterable[str]) -> None:
+        """Announce chunks that are about to be published."""
+        self._client.zadd(self.leases_key, {chunk: "+inf" for chunk in chunks})  # type: ignore[dict-item]
+
+    def drop(self, chunks: Sequence[str]) -> None:
+        """Take the chunks away from whoever has them."""
+        if chunks:
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.zrem(self.leases_key, *chunks)
+                pipe.hdel(self.holders_key, *chunks)
+                pipe.execute()
+
+    def expired(self) -> list[str]:
+        """Chunks whose worker has not been heard of for a lease."""
+        seconds, micros = cast(tuple[int, int], self._client.time())
+        now_ms = seconds * 1000 + micros // 1000
+        return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
+
+    def missing(self, chunks: Sequence[str]) -> list[str]:
+        """Those of `chunks` that Redis knows nothing of."""
+        if not chunks:
+            return []
+        scores = cast(list[Any], self._client.zmscore(self.leases_key, list(chunks)))
+        return [chunk for chunk, score in zip(chunks, scores, strict=True) if score is None]
+
+    def untaken(self) -> list[str]:
+        """Chunks that no worker has taken yet."""
+        return _texts(self._client.zrangebyscore(self.leases_key, "+inf", "+inf"))
+
+    # -- the worker's side --------------------------------------------------------------------------------------------
+
+    def take(self, chunk: str, token: str, entry: str) -> bool:
+        """Become the holder of a chunk that waits, reporting `entry`; False if it is somebody's or nobody's."""
+        return self._call(self._take, chunk, token, entry)
+
+    def renew(self, chunk: str, token: str) -> bool:
+        """Heartbeat; False if the lease is lost."""
+        return self._call(self._renew, chunk, token, "")
+
+    def report(self, chunk: str, token: str, entry: str) -> bool:
+        """Append `entry` to the results, as the holder, and renew; False (and nothing appended) if the lease is lost."""
+        return self._call(self._report, chunk, token, entry)
+
+    def finish(self, chunk: str, token: str, entry: str) -> bool:
+        """Append the last `entry` and give the lease back; False (and nothing appended) if the lease is lost."""
+        return self._call(self._finish, chunk, token, entry)
+
+    def forfeit(self, chunk: str) -> None:
+        """Let a held chunk expire at once: its worker process is known to be dead."""
+        self._client.zadd(self.leases_key, {chunk: 0}, xx=True)
+
+    def _call(self, script: Any, chunk: str, token: str, entry: str) -> bool:
+        keys = [self.leases_key, self.holders_key, self.results_key]
+        return bool(script(keys=keys, args=[chunk, token, self._lease_ms, entry]))
+
+
+def _texts(values: Any) -> list[str]:
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]

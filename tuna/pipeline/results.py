@@ -1,0 +1,109 @@
+"""The result stream as the drain reads it: a Redis stream with the consumer group `drain`.
+
+Entries are written by `leases` (field `r`: a `wire.Report` as JSON) and deleted once their content is in SQL, so the
+length of the stream is what is not yet drained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+from pydantic import ValidationError
+
+from tuna.pipeline.wire import Report
+
+GROUP = "drain"
+#: An entry that another drain took this long ago and did not finish is taken over.
+_ABANDONED_MS = 5000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry; `report` is None when it cannot be understood, and `fault` says why."""
+
+    id: str
+    report: Report | None
+    fault: str = ""
+
+
+class ResultStream:
+    """The results of one database's work, read by one drain."""
+
+    def __init__(self, client: redis.Redis, key: str, consumer: str) -> None:
+        self._client = client
+        self._key = key
+        self._consumer = consumer
+        self.open()
+
+    def open(self) -> None:
+        """Make the consumer group; it is gone after Redis was wiped."""
+        try:
+            self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def read(self, count: int, block_ms: int | None) -> list[Entry]:
+        """New entries, waiting up to `block_ms` for the first (None: not at all)."""
+        try:
+            answer = self._client.xreadgroup(
+                GROUP, self._consumer, {self._key: ">"}, count=count, block=block_ms if block_ms else None
+            )
+        except redis.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.open()
+            return []
+        return _entries(cast(list[Any], answer)[0][1]) if answer else []
+
+    def take_over(self, count: int) -> list[Entry]:
+        """Entries that a drain which died has read and not finished."""
+        try:
+            answer = cast(Any, self._client.xautoclaim(self._key, GROUP, self._consumer, _ABANDONED_MS, count=count))
+        except redis.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.open()
+            return []
+        return _entries([pair for pair in answer[1] if pair[1] is not None])
+
+    def acknowledge(self, entries: list[Entry]) -> None:
+        """Delete entries whose content is in SQL."""
+        if entries:
+            ids = [entry.id for entry in entries]
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.xack(self._key, GROUP, *ids)
+                pipe.xdel(self._key, *ids)
+                pipe.execute()
+
+    def last_id(self) -> str:
+        """Id of the newest entry there has ever been; `0-0` when there was none."""
+        try:
+            return _text(cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"])
+        except redis.ResponseError:
+            return "0-0"
+
+    def drained_up_to(self, entry_id: str) -> bool:
+        """Whether every entry up to and including `entry_id` is in SQL."""
+        return not self._client.xrange(self._key, max=entry_id, count=1)
+
+    def backlog(self) -> int:
+        """Entries that are not yet in SQL."""
+        return int(cast(int, self._client.xlen(self._key)))
+
+
+def _entries(pairs: list[Any]) -> list[Entry]:
+    return [_entry(_text(entry_id), fields) for entry_id, fields in pairs]
+
+
+def _entry(entry_id: str, fields: Any) -> Entry:
+    try:
+        return Entry(entry_id, Report.model_validate_json(fields[b"r"] if b"r" in fields else fields["r"]))
+    except (ValidationError, KeyError) as error:
+        return Entry(entry_id, None, str(error).splitlines()[0])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,92 @@
+"""The states of a job and the one table of allowed transitions; nothing else decides what `job.state` becomes."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tuna.libraries.base import Cause, Resource
+
+
+class State(str, Enum):
+    """Where a job is on its way."""
+
+    NEW = "new"  #: waits for its first step
+    COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
+    COMPILING = "compiling"  #: a worker took it
+    COMPILED = "compiled"  #: the CPU step is done: final when it was the last step, else waits for the next
+    SEARCHING = "searching"  #: a round is learned from; the next CPU step will come
+    EVAL_QUEUED = "eval_queued"  #: leased and published for a device step
+    EVALUATING = "evaluating"  #: a worker took it
+    EVALUATED = "evaluated"  #: every step is done
+    ERRORED = "errored"  #: gave up; the cause says why
+    CANCELED = "canceled"  #: a person ended it
+
+
+#: From each state, the states that may follow it.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.NEW: frozenset({State.COMPILE_QUEUED, State.EVAL_QUEUED, State.CANCELED}),
+    State.COMPILE_QUEUED: frozenset(
+        {State.COMPILING, State.NEW, State.COMPILED, State.SEARCHING, State.ERRORED, State.CANCELED}
+    ),
+    State.COMPILING: frozenset({State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}),
+    State.COMPILED: frozenset({State.EVAL_QUEUED, State.COMPILE_QUEUED, State.NEW, State.CANCELED}),
+    State.SEARCHING: frozenset({State.COMPILE_QUEUED, State.CANCELED}),
+    State.EVAL_QUEUED: frozenset(
+        {State.EVALUATING, State.COMPILED, State.NEW, State.EVALUATED, State.SEARCHING, State.ERRORED, State.CANCELED}
+    ),
+    State.EVALUATING: frozenset(
+        {State.EVALUATED, State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}
+    ),
+    State.EVALUATED: frozenset(),
+    State.ERRORED: frozenset({State.NEW}),  # `tuna retry`
+    State.CANCELED: frozenset({State.NEW}),
+}
+
+#: A lease exists: a worker or a queue has the job.
+IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
+#: May be claimed for the job's current step.
+CLAIMABLE = frozenset({State.NEW, State.COMPILED, State.SEARCHING})
+
+_QUEUED = {Resource.CPU: State.COMPILE_QUEUED, Resource.DEVICE: State.EVAL_QUEUED}
+_RUNNING = {State.COMPILE_QUEUED: State.COMPILING, State.EVAL_QUEUED: State.EVALUATING}
+
+#: Causes that another attempt cannot mend: the same code would be built and answer the same.
+PERMANENT_CAUSES = frozenset({Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE})
+
+
+class ForbiddenTransition(AssertionError):
+    """A transition that the table does not have: a bug of Tuna's."""
+
+
+def check(old: State, new: State) -> State:
+    """`new`, if the table allows it after `old`."""
+    if new not in TRANSITIONS[old]:
+        raise ForbiddenTransition(f"{old.value} -> {new.value}")
+    return new
+
+
+def queued(resource: Resource) -> State:
+    """The state of a job that is leased for a step on `resource`."""
+    return _QUEUED[resource]
+
+
+def running(state: State) -> State:
+    """The state after a worker took a job in the queued `state`."""
+    return _RUNNING[state]
+
+
+def waiting(step: str, steps: tuple[str, ...], resource: Resource) -> State:
+    """The state of a job that waits for `step`: `new` before its first step, `compiled` for a later device step."""
+    if steps.index(step) == 0:
+        return State.NEW
+    return State.COMPILED if resource is Resource.DEVICE else State.SEARCHING
+
+
+def done(resource: Resource) -> State:
+    """The final state of a job whose last step ran on `resource`."""
+    return State.EVALUATED if resource is Resource.DEVICE else State.COMPILED
+
+
+def is_permanent(cause: Cause | None) -> bool:
+    """Whether trying again is pointless."""
+    return cause in PERMANENT_CAUSES

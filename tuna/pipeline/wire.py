@@ -1,0 +1,56 @@
+"""What travels through queue and stream: JSON forms of a chunk and of what a worker reports about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tuna.libraries.base import WIRE_VERSION, StepResult, WorkItem
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: int = WIRE_VERSION
+
+
+class Chunk(_Message):
+    """One message of a queue: work items of one step that share one lease."""
+
+    id: str
+    namespace: str  #: which database's work this is
+    library: str
+    step: str
+    environment: str  #: key of the session's environment; empty for steps on any CPU
+    toolchain: str
+    items: tuple[WorkItem, ...]
+
+
+class ReportKind(str, Enum):
+    """What a worker has to say about a chunk."""
+
+    STARTED = "started"  #: the worker took the lease
+    RESULTS = "results"  #: some items are done
+    FINISHED = "finished"  #: all items are done (with the last results) and the lease is given back
+    RETURNED = "returned"  #: the worker gives back the items that have no result, unharmed
+
+
+class Report(_Message):
+    """One entry of the result stream."""
+
+    kind: ReportKind
+    chunk: str
+    worker: str
+    results: tuple[StepResult, ...] = Field(default=())
+    reason: str = ""  #: why a chunk was returned
+
+
+def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str:
+    """`compile.<toolchain>`: any machine that has it. `eval.<environment>`: only the very device class."""
+    return f"eval.{environment}" if step_is_on_device else f"compile.{toolchain}"
+
+
+def task_message(chunk: Chunk) -> dict[str, Any]:
+    """The chunk as Celery's JSON serialiser takes it; items as text, so that they are encoded once."""
+    return {"chunk": chunk.model_dump_json()}
