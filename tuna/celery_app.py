@@ -1,0 +1,118 @@
+"""The Celery app: `celery -A tuna.celery_app worker -Q compile` (or `-Q eval -c 1`) works as typed.
+
+At start-up a worker replaces the names `compile` and `eval` by the queues that its machine can serve: one for each
+toolchain it can compile with, one for each environment it measures for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from celery import Celery
+from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
+
+from tuna.errors import TunaError
+from tuna.pipeline import tasks
+from tuna.pipeline.connection import broker_url, connect, ensure_services
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.wire import Chunk
+from tuna.settings import get_settings
+from tuna.workers.lifetime import die_with_parent
+
+#: A message that a dead worker held is delivered again after this long. A copy of a chunk that is still held, or was
+#: given back since, is dropped by its lease, so the value matters only for how soon Redis is tidy.
+_VISIBILITY_S = 300
+
+
+def _make() -> Celery:
+    made = Celery("tuna", broker=broker_url(get_settings()))
+    made.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,  # the lease brings the work back, and counts the attempt
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_hijack_root_logger=False,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"visibility_timeout": _VISIBILITY_S},
+        task_default_queue="tuna",
+        task_create_missing_queues=True,
+        worker_enable_remote_control=True,
+        enable_utc=True,
+    )
+    made.task(name="tuna.run_chunk", ignore_result=True, acks_late=True)(tasks.run_chunk)
+    return made
+
+
+def _or_exit(call: Any) -> Any:
+    """A worker that cannot start says why in one sentence."""
+    try:
+        return call()
+    except TunaError as error:
+        print(f"tuna: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+celery_app = app = _or_exit(_make)
+
+
+@celeryd_init.connect
+def _start_services(**_: Any) -> None:
+    die_with_parent("worker")
+    _or_exit(lambda: ensure_services(get_settings()))
+    _or_exit(lambda: connect(get_settings()))
+
+
+@setup_logging.connect
+def _log_plainly(loglevel: Any = None, logfile: str | None = None, **_: Any) -> None:
+    logging.basicConfig(
+        level=loglevel or get_settings().log_level,
+        filename=logfile,
+        format="%(asctime)s %(levelname)s %(processName)s %(message)s",
+    )
+
+
+@celeryd_after_setup.connect
+def _serve_what_this_machine_can(sender: str, instance: Any, **_: Any) -> None:
+    queues = instance.app.amqp.queues
+    for name in list(queues.consume_from):
+        served = tasks.served_queues(name)
+        if served == [name]:
+            continue
+        if not served:
+            _or_exit(lambda name=name: _nothing_to_serve(name))
+        queues.deselect(name)
+        for queue in served:
+            queues.select_add(queue)
+    if os.environ.get("TUNA_WORKER_READY_FD"):
+        print(f"tuna: serving {', '.join(sorted(queues.consume_from))}", file=sys.stderr)
+
+
+def _nothing_to_serve(name: str) -> None:
+    reasons = [f"{library}: {tasks.environment_of(library)}" for library in tasks.names()]
+    raise TunaError(f"This machine can serve no {name} queue. " + " ".join(reasons))
+
+
+@worker_process_init.connect
+def _start_process(**_: Any) -> None:
+    # When the worker is killed its pool must not go on measuring beside the worker that replaces it.
+    die_with_parent("pool", always=True)
+
+
+@task_failure.connect
+def _free_lease_of_dead_process(kwargs: dict[str, Any] | None = None, exception: Any = None, **_: Any) -> None:
+    """Runs in the worker's parent when a pool process was lost: its chunk need not wait for the lease to expire."""
+    if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
+        return
+    try:
+        chunk = Chunk.model_validate(json.loads((kwargs or {})["chunk"]))
+    except (KeyError, ValueError):
+        return
+    settings = get_settings()
+    Leases(connect(settings), chunk.namespace, settings.lease_s).forfeit(chunk.id)

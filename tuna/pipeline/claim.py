@@ -1,0 +1,216 @@
+"""Claiming jobs for work and giving them back: the short SQL transactions on both sides of a lease."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import parse_line
+from tuna.db.models import Config, Job, Solver, StepResult, Trial
+from tuna.db.types import utc_now
+from tuna.libraries.base import Candidate, Cause, Library, Step, WorkItem
+from tuna.pipeline.leases import new_id
+from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, State, check, queued, waiting
+
+_IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
+#: Rows named in one IN list; SQLite allows 32,766 parameters in a statement.
+IN_LIST = 5000
+
+
+@dataclass(frozen=True)
+class ClaimedChunk:
+    """Work items that were claimed together and will travel together."""
+
+    id: str
+    items: tuple[WorkItem, ...]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Whose work it is: a session of a library, and the target its compiler is told."""
+
+    session_id: int
+    library: Library
+    target: str
+
+
+def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> list[ClaimedChunk]:
+    """Lease up to `limit` jobs that wait for `step`, in chunks. The caller commits, then publishes."""
+    rows = _waiting(connection, scope.session_id, step.name, limit)
+    if not rows:
+        return []
+    now = utc_now()
+    items = _items(connection, scope, step, rows)
+    chunks: list[ClaimedChunk] = []
+    alone = {row.id for row in rows if row.isolate}
+    together = [item for item in items if item.job_id not in alone]
+    groups = [together[start : start + step.chunk] for start in range(0, len(together), step.chunk)]
+    groups += [[item] for item in items if item.job_id in alone]
+    for group in groups:
+        chunk = ClaimedChunk(new_id(), tuple(group))
+        # One statement per chunk, by primary key.
+        connection.execute(
+            sa.update(Job)
+            .where(Job.id.in_([item.job_id for item in group]))
+            .values(
+                state=queued(step.resource).value,
+                attempt=Job.attempt + 1,
+                chunk=chunk.id,
+                leased_at=now,
+                updated_at=now,
+            )
+        )
+        chunks.append(chunk)
+    return chunks
+
+
+def _waiting(connection: sa.Connection, session_id: int, step: str, limit: int) -> list[Any]:
+    rows: list[Any] = []
+    for state in sorted(CLAIMABLE):
+        if len(rows) >= limit:
+            break
+        # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
+        rows += connection.execute(
+            sa.select(
+                Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate
+            )
+            .where(Job.session_id == session_id, Job.step == step, Job.state == state.value)
+            .order_by(Job.id)
+            .limit(limit - len(rows))
+            .with_for_update(skip_locked=True)
+        ).all()
+    return rows
+
+
+def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[Any]) -> list[WorkItem]:
+    configs = _configs(connection, {row.config_id for row in rows})
+    solvers: dict[int, str] = dict(
+        connection.execute(
+            sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
+        ).tuples()
+    )
+    later = [row.id for row in rows if not row.steps.startswith(step.name)]
+    candidates = _candidates(connection, later)
+    return [
+        WorkItem.model_construct(
+            version=1,
+            job_id=row.id,
+            attempt=row.attempt + 1,
+            session_id=scope.session_id,
+            library=scope.library.name,
+            step=step.name,
+            solver=solvers[row.solver_id],
+            config=configs[row.config_id][1],
+            target=scope.target,
+            seed=seed(configs[row.config_id][0], solvers[row.solver_id]),
+            options=row.options,
+            candidates=tuple(candidates.get(row.id, ())),
+        )
+        for row in rows
+    ]
+
+
+def seed(config_key: str, solver: str) -> int:
+    """The seed of a job's proposals, 31 bits: the same layer and solver get the same candidates in every session."""
+    return int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
+
+
+def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, tuple[str, dict[str, Any]]]:
+    found: dict[int, tuple[str, dict[str, Any]]] = {}
+    for part in _parts(sorted(ids)):
+        for row in connection.execute(sa.select(Config.id, Config.key, Config.driver).where(Config.id.in_(part))):
+            found[row.id] = (row.key, _config_json(row.driver))
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _config_json(driver: str) -> dict[str, Any]:
+    return parse_line(driver)[0].to_json()
+
+
+def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
+    found: dict[int, list[Candidate]] = defaultdict(list)
+    for part in _parts(job_ids):
+        # Unique key (job_id, number): one range per job.
+        for row in connection.execute(
+            sa.select(Trial.job_id, Trial.number, Trial.artifact)
+            .where(Trial.job_id.in_(part), Trial.artifact.is_not(None), Trial.cause.is_(None))
+            .order_by(Trial.job_id, Trial.number)
+        ):
+            found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))
+    return found
+
+
+def orphans(connection: sa.Connection, session_id: int, before: Any) -> list[str]:
+    """Chunks that SQL holds to be in flight since `before` or longer."""
+    return list(
+        connection.execute(
+            sa.select(Job.chunk)
+            .where(Job.session_id == session_id, Job.state.in_(_IN_FLIGHT), Job.leased_at < before)
+            .where(Job.chunk.is_not(None))
+            .distinct()
+        ).scalars()
+    )
+
+
+def release(
+    connection: sa.Connection, library: Library, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool
+) -> int:
+    """Give the unfinished jobs of `chunks` back; returns how many.
+
+    When their worker was lost, its first unfinished job is charged an attempt, and all of them travel alone from now
+    on, so that a job which kills its worker is soon found out and ends as errored.
+    """
+    released = 0
+    for part in _parts(chunks):
+        rows = connection.execute(
+            sa.select(Job.id, Job.chunk, Job.state, Job.step, Job.steps, Job.attempt, Job.failures, Job.leased_at)
+            .where(Job.chunk.in_(part), Job.state.in_(_IN_FLIGHT))
+            .order_by(Job.chunk, Job.id)
+            .with_for_update()
+        ).all()
+        released += len(rows)
+        charged: set[str] = set()
+        for row in rows:
+            charge = worker_lost and row.chunk not in charged
+            charged.add(row.chunk)
+            failures = row.failures + 1 if charge else row.failures
+            steps = tuple(row.steps.split(","))
+            old = State(row.state)
+            new = State.ERRORED if failures >= max_attempts else waiting(row.step, steps, library.step(row.step).resource)
+            values: dict[str, Any] = {"state": check(old, new).value, "failures": failures, "chunk": None}
+            values |= {"leased_at": None, "updated_at": utc_now()}
+            if worker_lost:
+                values |= {"isolate": True}
+            if charge:
+                values |= {"cause": Cause.WORKER_LOST.value}
+                connection.execute(sa.insert(StepResult).values(_lost(row)))
+            connection.execute(sa.update(Job).where(Job.id == row.id).values(values))
+    return released
+
+
+def _lost(row: Any) -> dict[str, Any]:
+    return {
+        "job_id": row.id,
+        "step": row.step,
+        "attempt": row.attempt,
+        "ok": False,
+        "cause": Cause.WORKER_LOST.value,
+        "output_tail": "The worker died or was silent for longer than its lease.",
+        "reproduce": "",
+        "worker": "",
+        "device": "",
+        "started_at": row.leased_at,
+        "ended_at": utc_now(),
+        "busy_s": 0.0,
+    }
+
+
+def _parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (values[start : start + IN_LIST] for start in range(0, len(values), IN_LIST))

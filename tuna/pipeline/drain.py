@@ -1,0 +1,365 @@
+"""The drain: moves what workers report from the stream into SQL, exactly once.
+
+A batch is one transaction, and its entries are acknowledged after the commit. Whoever kills the drain in between gets
+the same entries again; a result whose attempt is no longer the job's current one is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from tuna.artifacts import Artifacts
+from tuna.db import models
+from tuna.db.engine import retrying, writing
+from tuna.db.models import Device, FindDb, Job, Kernel, Session
+from tuna.db.types import from_epoch, utc_now
+from tuna.db.upsert import upsert
+from tuna.libraries.base import Cause, Library, Resource, StepResult, Trial, tail
+from tuna.pipeline import claim
+from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.states import IN_FLIGHT, State, check, done, is_permanent, running, waiting
+from tuna.pipeline.wire import Report, ReportKind
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class DrainCounts:
+    """What the drain of this process has seen."""
+
+    accepted: int = 0
+    refused: int = 0  #: results of an attempt that is no longer current
+    unreadable: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a result makes of its job."""
+
+    result: StepResult
+    state: State
+    step: str
+    failures: int
+    cause: Cause | None
+
+
+class Drain:
+    """Moves results of one library's sessions into SQL."""
+
+    def __init__(
+        self, engine: sa.Engine, stream: ResultStream, library: Library, artifacts: Artifacts, max_attempts: int
+    ) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._library = library
+        self._artifacts = artifacts
+        self._max_attempts = max_attempts
+        self.counts = DrainCounts()
+
+    def once(self, *, block_ms: int | None = None, batch: int = 100) -> int:
+        """Drain what is there, waiting up to `block_ms` for the first entry; returns the number of entries."""
+        entries = self._stream.read(batch, block_ms)
+        self.write(entries)
+        return len(entries)
+
+    def take_over(self) -> int:
+        """Drain what a drain that died had begun; returns the number of entries."""
+        entries = self._stream.take_over(100)
+        self.write(entries)
+        return len(entries)
+
+    def write(self, entries: list[Entry]) -> None:
+        """Write the entries in one transaction, then acknowledge them."""
+        if not entries:
+            return
+        for entry in entries:
+            if entry.report is None:
+                self.counts.unreadable += 1
+                log.error("a result cannot be understood and was dropped", entry=entry.id, fault=entry.fault)
+        reports = [entry.report for entry in entries if entry.report is not None]
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                counts = self._write_reports(connection, reports)
+        self.counts.accepted += counts.accepted
+        self.counts.refused += counts.refused
+        self.counts.causes += counts.causes
+        self._stream.acknowledge(entries)
+
+    def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
+        ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
+        started = [r.chunk for r in reports if r.kind is ReportKind.STARTED and r.chunk not in ended]
+        counts = DrainCounts()
+        if started:
+            self._mark_started(connection, started)
+        results = [result for report in reports for result in report.results]
+        if results:
+            self._write_results(connection, results, counts)
+        returned = [report.chunk for report in reports if report.kind is ReportKind.RETURNED]
+        if returned:
+            claim.release(
+                connection, self._library, returned, max_attempts=self._max_attempts, worker_lost=False
+            )
+        return counts
+
+    def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
+        for state in (State.COMPILE_QUEUED, State.EVAL_QUEUED):
+            connection.execute(
+                sa.update(Job)
+                .where(Job.chunk.in_(chunks), Job.state == state.value)
+                .values(state=check(state, running(state)).value)
+            )
+
+    def _write_results(self, connection: sa.Connection, results: Sequence[StepResult], counts: DrainCounts) -> None:
+        jobs = {
+            row.id: row
+            for row in connection.execute(
+                sa.select(
+                    Job.id,
+                    Job.session_id,
+                    Job.config_id,
+                    Job.solver_id,
+                    Job.state,
+                    Job.step,
+                    Job.steps,
+                    Job.attempt,
+                    Job.failures,
+                    Job.workload,
+                )
+                .where(Job.id.in_({result.job_id for result in results}))
+                .with_for_update()
+            )
+        }
+        accepted: dict[int, _Outcome] = {}
+        for result in results:
+            job = jobs.get(result.job_id)
+            if job is None or not _is_current(job, result) or job.id in accepted:
+                counts.refused += 1
+                continue
+            accepted[job.id] = self._outcome(job, _sane(result))
+        outcomes = list(accepted.values())
+        _write_trials(connection, [outcome.result for outcome in outcomes])
+        winners = [outcome for outcome in outcomes if self._is_measurement(outcome)]
+        lost = self._write_winners(connection, jobs, winners)
+        outcomes = [self._artifact_lost(jobs[o.result.job_id], o) if o.result.job_id in lost else o for o in outcomes]
+        _write_step_results(connection, outcomes)
+        _write_jobs(connection, jobs, outcomes)
+        counts.accepted += len(outcomes)
+        counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
+
+    def _outcome(self, job: Any, result: StepResult) -> _Outcome:
+        steps = tuple(job.steps.split(","))
+        if not result.ok and result.cause is Cause.ARTIFACT_LOST:
+            return self._artifact_lost(job, _Outcome(result, State(job.state), job.step, job.failures, None))
+        if not result.ok:
+            failures = job.failures + 1
+            gives_up = is_permanent(result.cause) or failures >= self._max_attempts
+            state = State.ERRORED if gives_up else waiting(job.step, steps, self._library.step(job.step).resource)
+            return _Outcome(result, state, job.step, failures, result.cause or Cause.INFRA)
+        following = self._library.next_step(result, steps)
+        if following is None:
+            return _Outcome(result, done(self._library.step(job.step).resource), job.step, 0, None)
+        return _Outcome(result, waiting(following, steps, self._library.step(following).resource), following, 0, None)
+
+    def _artifact_lost(self, job: Any, outcome: _Outcome) -> _Outcome:
+        """Back to the first step: what was compiled is gone."""
+        failures = job.failures + 1
+        state = State.ERRORED if failures >= self._max_attempts else State.NEW
+        return _Outcome(outcome.result, state, job.steps.split(",")[0], failures, Cause.ARTIFACT_LOST)
+
+    def _is_measurement(self, outcome: _Outcome) -> bool:
+        on_device = self._library.step(outcome.result.step).resource is Resource.DEVICE
+        return outcome.result.ok and on_device and _best(outcome.result) is not None
+
+    def _write_winners(self, connection: sa.Connection, jobs: Any, winners: Sequence[_Outcome]) -> set[int]:
+        """Find-db rows with their kernels; returns the jobs whose artifacts are gone."""
+        if not winners:
+            return set()
+        ids = [outcome.result.job_id for outcome in winners]
+        trials = {
+            (row.job_id, row.number): row
+            for row in connection.execute(
+                sa.select(models.Trial.job_id, models.Trial.number, models.Trial.params, models.Trial.artifact).where(
+                    models.Trial.job_id.in_(ids)
+                )
+            )
+        }
+        lost: set[int] = set()
+        rows: list[dict[str, Any]] = []
+        for outcome in winners:
+            job, best = jobs[outcome.result.job_id], _best(outcome.result)
+            assert best is not None and best.time_ms is not None
+            trial = trials[job.id, best.index]
+            workload = outcome.result.workload or job.workload
+            if not self._keep(connection, [d for d in (trial.artifact, workload) if d]):
+                lost.add(job.id)
+                continue
+            rows.append(
+                {
+                    "session_id": job.session_id,
+                    "config_id": job.config_id,
+                    "solver_id": job.solver_id,
+                    "job_id": job.id,
+                    "time_ms": best.time_ms,
+                    "workspace_bytes": outcome.result.workspace_bytes,
+                    "params": trial.params or "",
+                    "trial_number": best.index,
+                    "kernel": trial.artifact,
+                    "workload": workload,
+                    "updated_at": utc_now(),
+                }
+            )
+        key = ("session_id", "config_id", "solver_id")
+        upsert(connection, FindDb, rows, key=key, update=[n for n in (rows[0] if rows else ()) if n not in key])
+        self._write_devices(connection, jobs, winners)
+        return lost
+
+    def _keep(self, connection: sa.Connection, digests: Iterable[str]) -> bool:
+        """Copy artifacts into SQL, where they stay; False when one of them is gone."""
+        for digest in digests:
+            if connection.execute(sa.select(Kernel.digest).where(Kernel.digest == digest)).first():
+                continue
+            try:
+                blob = self._artifacts.get(digest)
+            except KeyError:
+                return False
+            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
+            upsert(connection, Kernel, [row], key=("digest",))
+        return True
+
+    def _write_devices(self, connection: sa.Connection, jobs: Any, winners: Sequence[_Outcome]) -> None:
+        seen: dict[tuple[int, str], float | None] = {}
+        for outcome in winners:
+            device = outcome.result.device
+            if device is not None:
+                seen[jobs[outcome.result.job_id].session_id, device.name] = device.peak_gflops
+        rows = [
+            {
+                "environment_id": connection.execute(
+                    sa.select(Session.environment_id).where(Session.id == session_id)
+                ).scalar_one(),
+                "name": name,
+                "peak_gflops": peak,
+                "updated_at": utc_now(),
+            }
+            for (session_id, name), peak in seen.items()
+        ]
+        upsert(
+            connection, Device, rows, key=("environment_id", "name"), update=("updated_at",), keep_if_null=("peak_gflops",)
+        )
+
+
+def _is_current(job: Any, result: StepResult) -> bool:
+    return bool(
+        job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
+    )
+
+
+def _sane(result: StepResult) -> StepResult:
+    """The result with every impossible time (zero, negative, NaN, infinite) turned into a failed trial."""
+    if all(trial.time_ms is None or _possible(trial) for trial in result.trials):
+        return result
+    trials = tuple(trial if trial.time_ms is None or _possible(trial) else _failed(trial) for trial in result.trials)
+    good = any(trial.cause is None for trial in trials)
+    update: dict[str, Any] = {"trials": trials, "ok": result.ok and good}
+    if result.ok and not good:
+        update |= {"cause": Cause.RUN_ERROR, "output_tail": "no candidate has a possible time"}
+    return result.model_copy(update=update)
+
+
+def _possible(trial: Trial) -> bool:
+    return all(math.isfinite(t) and t > 0 for t in (trial.time_ms or 0.0, *trial.times_ms))
+
+
+def _failed(trial: Trial) -> Trial:
+    text = f"impossible time: {trial.time_ms} ms"
+    return trial.model_copy(update={"cause": Cause.RUN_ERROR, "time_ms": None, "times_ms": (), "output_tail": text})
+
+
+def _best(result: StepResult) -> Trial | None:
+    timed = [trial for trial in result.trials if trial.time_ms is not None and trial.cause is None]
+    return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
+
+
+def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> None:
+    rows = [
+        {
+            "job_id": result.job_id,
+            "number": trial.index,
+            "params": trial.params,
+            "artifact": trial.artifact,
+            "cause": trial.cause.value if trial.cause else None,
+            "output_tail": tail(trial.output_tail),
+            "times_ms": json.dumps(trial.times_ms),
+            "time_ms": trial.time_ms,
+            "max_error": trial.max_error,
+            "build_s": trial.build_s,
+            "measured_at": from_epoch(result.ended_at) if trial.times_ms else None,
+        }
+        for result in results
+        for trial in result.trials
+    ]
+    upsert(
+        connection,
+        models.Trial,
+        rows,
+        key=("job_id", "number"),
+        update=("cause", "output_tail", "times_ms", "time_ms", "max_error", "measured_at"),
+        keep_if_null=("params", "artifact", "build_s"),
+    )
+
+
+def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:
+    rows = [
+        {
+            "job_id": outcome.result.job_id,
+            "step": outcome.result.step,
+            "attempt": outcome.result.attempt,
+            "ok": outcome.cause is None,
+            "cause": outcome.cause.value if outcome.cause else None,
+            "output_tail": tail(outcome.result.output_tail),
+            "reproduce": outcome.result.reproduce,
+            "worker": outcome.result.worker,
+            "device": outcome.result.device.name if outcome.result.device else "",
+            "started_at": from_epoch(outcome.result.started_at),
+            "ended_at": from_epoch(outcome.result.ended_at),
+            "busy_s": outcome.result.busy_s,
+        }
+        for outcome in outcomes
+    ]
+    if rows:
+        connection.execute(sa.insert(models.StepResult), rows)
+
+
+def _write_jobs(connection: sa.Connection, jobs: Any, outcomes: Sequence[_Outcome]) -> None:
+    """Jobs that go the same way share one statement."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for outcome in outcomes:
+        job = jobs[outcome.result.job_id]
+        state = check(State(job.state), outcome.state)
+        way = (state, outcome.step, outcome.failures, outcome.cause, outcome.result.workload or job.workload)
+        groups[way].append(job.id)
+    for (state, step, failures, cause, workload), ids in groups.items():
+        connection.execute(
+            sa.update(Job)
+            .where(Job.id.in_(ids))
+            .values(
+                state=state.value,
+                step=step,
+                failures=failures,
+                cause=cause.value if cause else None,
+                workload=workload,
+                chunk=None,
+                leased_at=None,
+                isolate=False if cause is None else Job.isolate,
+                updated_at=utc_now(),
+            )
+        )

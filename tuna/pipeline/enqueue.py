@@ -1,0 +1,199 @@
+"""The enqueuer: keeps the queues filled, drains results, and takes back the work of workers that went away.
+
+It holds no state that matters. Kill it and start it again, or run several: SQL says what is to be done.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+import structlog
+
+from tuna.artifacts import Artifacts
+from tuna.db.engine import reading, retrying, writing
+from tuna.db.types import utc_now
+from tuna.libraries.base import Environment, Library, Resource, Step
+from tuna.pipeline import claim
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.results import ResultStream
+from tuna.pipeline.wire import Chunk, queue_name, task_message
+from tuna.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+#: Between claim (committed) and publish a chunk is in SQL only; this long it is left in peace.
+GRACE_S = 5.0
+_IDLE_MS = 200
+_REAP_EVERY_S = 1.0
+#: A queue gets at least this many messages before its chunks are counted again.
+_SEND_OPTIONS = {"ignore_result": True, "retry": True, "retry_policy": {"max_retries": 20, "interval_max": 2.0}}
+
+
+@dataclass(frozen=True)
+class SessionWork:
+    """What an enqueuer needs to know of its session."""
+
+    session_id: int
+    namespace: str
+    environment: Environment
+    library: Library
+
+
+class Enqueuer:
+    """Works through the jobs of one session, or through some steps of them."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        celery: Any,
+        settings: Settings,
+        work: SessionWork,
+        steps: Sequence[str] = (),
+    ) -> None:
+        """`steps`: the steps to enqueue; all of the library's when empty."""
+        self._engine = engine
+        self._celery = celery
+        self._settings = settings
+        self._work = work
+        self._steps = [work.library.step(name) for name in steps] or list(work.library.steps)
+        self._scope = claim.Scope(work.session_id, work.library, work.environment.target)
+        self._leases = Leases(client, work.namespace, settings.lease_s)
+        consumer = f"{socket.gethostname()}-{os.getpid()}"
+        self._stream = ResultStream(client, self._leases.results_key, consumer)
+        self.drain = Drain(
+            engine, self._stream, work.library, Artifacts.from_settings(settings), settings.max_attempts
+        )
+        self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
+        self._reaped_at = 0.0
+
+    def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
+        """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
+        self.drain.take_over()
+        while True:
+            moved = self.drain.once() + self.publish()
+            self.reap_now_and_then()
+            tick()
+            if moved:
+                continue
+            if finished() and not self._stream.backlog():
+                return
+            self.drain.once(block_ms=_IDLE_MS)
+
+    def publish(self) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks."""
+        return sum(self._publish_step(step) for step in self._steps)
+
+    def _publish_step(self, step: Step) -> int:
+        queue = self._queue(step)
+        room = self._settings.queue_bound - self._waiting_in(queue)
+        if room <= self._settings.queue_bound // 4:
+            return 0
+        limit = min(room * step.chunk, self._settings.claim_batch)
+        chunks: list[claim.ClaimedChunk] = []
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                chunks = claim.claim(connection, self._scope, step, limit)
+        if not chunks:
+            return 0
+        self._leases.open(chunk.id for chunk in chunks)
+        with self._celery.producer_or_acquire() as producer:
+            for chunk in chunks:
+                self._send(producer, queue, step, chunk)
+                self._published[chunk.id] = queue
+        return len(chunks)
+
+    def _send(self, producer: Any, queue: str, step: Step, chunk: claim.ClaimedChunk) -> None:
+        environment = self._work.environment
+        message = Chunk.model_construct(
+            version=1,
+            id=chunk.id,
+            namespace=self._work.namespace,
+            library=self._work.library.name,
+            step=step.name,
+            environment=environment.key if step.resource is Resource.DEVICE else "",
+            toolchain=environment.toolchain,
+            items=chunk.items,
+        )
+        limit_s = step.time_limit_s * len(chunk.items)
+        self._celery.send_task(
+            "tuna.run_chunk",
+            kwargs=task_message(message),
+            queue=queue,
+            producer=producer,
+            time_limit=limit_s + 30,
+            **_SEND_OPTIONS,
+        )
+
+    def _queue(self, step: Step) -> str:
+        environment = self._work.environment
+        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.key)
+
+    def _waiting_in(self, queue: str) -> int:
+        if self._published:
+            untaken = set(self._leases.untaken())
+            self._published = {chunk: name for chunk, name in self._published.items() if chunk in untaken}
+        return sum(name == queue for name in self._published.values())
+
+    def reap_now_and_then(self) -> None:
+        """Take back the work of workers, enqueuers and servers that went away."""
+        if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
+            return
+        self._reaped_at = time.monotonic()
+        self.drain.take_over()
+        expired = self._leases.expired()
+        with reading(self._engine) as connection:
+            old = claim.orphans(connection, self._work.session_id, utc_now() - timedelta(seconds=GRACE_S))
+        gone = set(self._leases.missing(old))
+        gone |= self._lost_in_queue(set(old) - gone - set(expired))
+        if not expired and not gone:
+            return
+        self._drain_all()  # what those workers reported before they went counts
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                lost = self._release(connection, expired, worker_lost=True)
+                again = self._release(connection, sorted(gone), worker_lost=False)
+        # SQL first: should we die here, the next reaper finds the chunks again, and nothing of theirs in flight.
+        self._leases.drop([*expired, *sorted(gone)])
+        if lost or again:
+            log.warning("work was taken back", from_lost_workers=lost, from_lost_messages=again)
+
+    def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
+        return claim.release(
+            connection,
+            self._work.library,
+            chunks,
+            max_attempts=self._settings.max_attempts,
+            worker_lost=worker_lost,
+        )
+
+    def _lost_in_queue(self, old: set[str]) -> set[str]:
+        """Chunks that nobody took although no queue holds a message any more."""
+        untaken = old & set(self._leases.untaken())
+        if not untaken or any(self._depth(self._queue(step)) for step in self._work.library.steps):
+            return set()
+        return untaken & set(self._leases.untaken())
+
+    def _depth(self, queue: str) -> int:
+        with self._celery.connection_for_read() as connection:
+            try:
+                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+            except connection.channel_errors:
+                return 0
+
+    def _drain_all(self) -> None:
+        """Drain everything that is in the stream by now, also what another drain has in its hands."""
+        last = self._stream.last_id()
+        deadline = time.monotonic() + 2 * self._settings.lease_s
+        while not self._stream.drained_up_to(last) and time.monotonic() < deadline:
+            if not self.drain.once() and not self.drain.take_over():
+                time.sleep(0.05)

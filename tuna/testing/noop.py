@@ -1,0 +1,69 @@
+"""A library that does nothing, to measure and test the pipeline by itself. It tunes nothing and says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from tuna.configs import Config
+from tuna.libraries.base import (
+    Cause,
+    Environment,
+    Library,
+    Resource,
+    RunContext,
+    Solver,
+    Step,
+    StepResult,
+    Trial,
+    WorkItem,
+)
+
+
+class NoopLibrary(Library):
+    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to everything.
+
+    Job options make it misbehave: `sleep_s` for each item, `fail` and `kill` name a solver whose items fail or kill
+    their worker.
+    """
+
+    name = "noop"
+    kinds = ("convolution", "gemm")
+    steps = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
+
+    def environment(self) -> Environment:
+        """The same everywhere: nothing is measured."""
+        return Environment("noop", "1", "none", 0, "noop-1")
+
+    def solvers(self) -> Sequence[Solver]:
+        """Ten names."""
+        return [Solver(f"Noop{number}", self.kinds, "Direct") for number in range(10)]
+
+    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+        """Everything applies."""
+        names = [solver.name for solver in self.solvers()]
+        return ((config, names) for config in configs)
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        """Nothing, quickly. A measured time of 1 ms stands for 'no time'."""
+        for item in items:
+            started_at = time.time()
+            time.sleep(float(item.options.get("sleep_s", 0)))
+            if item.options.get("kill") == item.solver:
+                os.kill(os.getpid(), signal.SIGKILL)
+            failed = item.options.get("fail") == item.solver
+            times = (1.0,) if step.resource is Resource.DEVICE and item.options.get("trials") else ()
+            trials = (Trial(index=0, params="{}", times_ms=times, time_ms=times[0] if times else None),)
+            yield StepResult(
+                job_id=item.job_id,
+                attempt=item.attempt,
+                step=item.step,
+                ok=not failed,
+                cause=Cause.RUN_ERROR if failed else None,
+                output_tail='it said "no" and \'never\'' if failed else "",
+                trials=trials if item.options.get("trials") else (),
+                started_at=started_at,
+                ended_at=time.time(),
+            )

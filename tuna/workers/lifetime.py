@@ -1,0 +1,26 @@
+"""Processes that must not outlive their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+#: Set for workers that `tuna run` starts: they end when it ends, however it ends.
+WITH_PARENT = "TUNA_DIE_WITH_PARENT"
+
+
+def die_with_parent(role: str, *, always: bool = False) -> None:
+    """Ask the kernel to end this process when its parent ends: a worker is asked to leave, a pool process is killed.
+
+    A worker does so only when its environment says that it was started by a `tuna run`. Linux only; elsewhere it does
+    nothing, and the lease takes care of what such a process still does.
+    """
+    if not always and not os.environ.get(WITH_PARENT):
+        return
+    number = signal.SIGKILL if role == "pool" else signal.SIGTERM
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
