@@ -16,6 +16,7 @@ from celery import Celery
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
 
 from tuna.errors import TunaError
+from tuna.libraries.registry import names
 from tuna.pipeline import tasks
 from tuna.pipeline.connection import broker_url, connect, ensure_services
 from tuna.pipeline.leases import Leases
@@ -95,7 +96,7 @@ def _serve_what_this_machine_can(sender: str, instance: Any, **_: Any) -> None:
 
 
 def _nothing_to_serve(name: str) -> None:
-    reasons = [f"{library}: {tasks.environment_of(library)}" for library in tasks.names()]
+    reasons = [f"{library}: {tasks.environment_of(library)}" for library in names()]
     raise TunaError(f"This machine can serve no {name} queue. " + " ".join(reasons))
 
 

@@ -102,7 +102,9 @@ class EmbeddedRedis:
                 if folder.stat().st_uid != os.getuid():
                     raise ServiceError(f"The folder {folder} belongs to another user.", hint="set TUNA_HOME")
         except OSError as error:
-            raise ServiceError(f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
+            raise ServiceError(
+                f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
+            ) from None
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:

@@ -29,7 +29,9 @@ def make_engine(url: str) -> sa.Engine:
             return _mysql_engine(parsed)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise BadInput("TUNA_DB_URL is not a usable database URL.", hint=_URL_HINT) from error
-    raise BadInput(f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.", hint=_URL_HINT)
+    raise BadInput(
+        f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.", hint=_URL_HINT
+    )
 
 
 _URL_HINT = "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna"
@@ -62,7 +64,11 @@ def _mysql_engine(url: sa.URL) -> sa.Engine:
         url = url.set(drivername=f"{url.drivername}+pymysql")
     # REPEATABLE READ, the default, deadlocks concurrent claimers; READ COMMITTED does not.
     return sa.create_engine(
-        url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=1800, connect_args={"charset": "utf8mb4"}
+        url,
+        isolation_level="READ COMMITTED",
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        connect_args={"charset": "utf8mb4"},
     )
 
 

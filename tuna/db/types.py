@@ -49,6 +49,6 @@ LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 #: Bytes without a practical limit (MySQL's BLOB ends at 64 KiB).
 LongBlob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 #: Double precision: MySQL's FLOAT keeps 6 digits and would change a time on its way to an export.
-Double = sa.Double()
+Double: sa.types.TypeEngine[float] = sa.Double()
 #: A 64-bit id; SQLite's rowid needs INTEGER.
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")

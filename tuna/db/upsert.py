@@ -28,7 +28,7 @@ def upsert(
     assert isinstance(target, sa.Table)
     if connection.dialect.name == "sqlite":
         insert = sqlite.insert(target)
-        values = {name: insert.excluded[name] for name in update}
+        values: dict[str, Any] = {name: insert.excluded[name] for name in update}
         values |= {name: sa.func.coalesce(insert.excluded[name], target.c[name]) for name in keep_if_null}
         statement: Any = (
             insert.on_conflict_do_update(index_elements=list(key), set_=values)

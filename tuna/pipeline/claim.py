@@ -77,9 +77,7 @@ def _waiting(connection: sa.Connection, session_id: int, step: str, limit: int) 
             break
         # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
         rows += connection.execute(
-            sa.select(
-                Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate
-            )
+            sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate)
             .where(Job.session_id == session_id, Job.step == step, Job.state == state.value)
             .order_by(Job.id)
             .limit(limit - len(rows))
@@ -149,14 +147,12 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
 
 def orphans(connection: sa.Connection, session_id: int, before: Any) -> list[str]:
     """Chunks that SQL holds to be in flight since `before` or longer."""
-    return list(
-        connection.execute(
-            sa.select(Job.chunk)
-            .where(Job.session_id == session_id, Job.state.in_(_IN_FLIGHT), Job.leased_at < before)
-            .where(Job.chunk.is_not(None))
-            .distinct()
-        ).scalars()
+    statement = (
+        sa.select(Job.chunk)
+        .where(Job.session_id == session_id, Job.state.in_(_IN_FLIGHT), Job.leased_at < before)
+        .distinct()
     )
+    return [chunk for chunk in connection.execute(statement).scalars() if chunk is not None]
 
 
 def release(
@@ -183,7 +179,9 @@ def release(
             failures = row.failures + 1 if charge else row.failures
             steps = tuple(row.steps.split(","))
             old = State(row.state)
-            new = State.ERRORED if failures >= max_attempts else waiting(row.step, steps, library.step(row.step).resource)
+            new = (
+                State.ERRORED if failures >= max_attempts else waiting(row.step, steps, library.step(row.step).resource)
+            )
             values: dict[str, Any] = {"state": check(old, new).value, "failures": failures, "chunk": None}
             values |= {"leased_at": None, "updated_at": utc_now()}
             if worker_lost:

@@ -105,9 +105,7 @@ class Drain:
             self._write_results(connection, results, counts)
         returned = [report.chunk for report in reports if report.kind is ReportKind.RETURNED]
         if returned:
-            claim.release(
-                connection, self._library, returned, max_attempts=self._max_attempts, worker_lost=False
-            )
+            claim.release(connection, self._library, returned, max_attempts=self._max_attempts, worker_lost=False)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
@@ -253,14 +251,17 @@ class Drain:
             for (session_id, name), peak in seen.items()
         ]
         upsert(
-            connection, Device, rows, key=("environment_id", "name"), update=("updated_at",), keep_if_null=("peak_gflops",)
+            connection,
+            Device,
+            rows,
+            key=("environment_id", "name"),
+            update=("updated_at",),
+            keep_if_null=("peak_gflops",),
         )
 
 
 def _is_current(job: Any, result: StepResult) -> bool:
-    return bool(
-        job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
-    )
+    return bool(job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT)
 
 
 def _sane(result: StepResult) -> StepResult:

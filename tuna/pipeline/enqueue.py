@@ -70,9 +70,7 @@ class Enqueuer:
         self._leases = Leases(client, work.namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
-        self.drain = Drain(
-            engine, self._stream, work.library, Artifacts.from_settings(settings), settings.max_attempts
-        )
+        self.drain = Drain(engine, self._stream, work.library, Artifacts.from_settings(settings), settings.max_attempts)
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
         self._reaped_at = 0.0
 

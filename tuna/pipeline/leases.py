@@ -69,7 +69,7 @@ class Leases:
 
     def open(self, chunks: Iterable[str]) -> None:
         """Announce chunks that are about to be published."""
-        self._client.zadd(self.leases_key, {chunk: "+inf" for chunk in chunks})  # type: ignore[dict-item]
+        self._client.zadd(self.leases_key, {chunk: "+inf" for chunk in chunks})
 
     def drop(self, chunks: Sequence[str]) -> None:
         """Take the chunks away from whoever has them."""
@@ -81,7 +81,7 @@ class Leases:
 
     def expired(self) -> list[str]:
         """Chunks whose worker has not been heard of for a lease."""
-        seconds, micros = cast(tuple[int, int], self._client.time())
+        seconds, micros = self._client.time()
         now_ms = seconds * 1000 + micros // 1000
         return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
 

@@ -91,7 +91,7 @@ class ResultStream:
 
     def backlog(self) -> int:
         """Entries that are not yet in SQL."""
-        return int(cast(int, self._client.xlen(self._key)))
+        return int(self._client.xlen(self._key))
 
 
 def _entries(pairs: list[Any]) -> list[Entry]:

@@ -62,7 +62,7 @@ class NoopLibrary(Library):
                 step=item.step,
                 ok=not failed,
                 cause=Cause.RUN_ERROR if failed else None,
-                output_tail='it said "no" and \'never\'' if failed else "",
+                output_tail="it said \"no\" and 'never'" if failed else "",
                 trials=trials if item.options.get("trials") else (),
                 started_at=started_at,
                 ended_at=time.time(),

@@ -1,0 +1,124 @@
+"""Jobs in SQL: loading them in bulk, counting them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import configs, solvers
+from tuna.db.models import ConfigTag, Job, Session, Solver, SolverApplicability, StepResult
+from tuna.db.types import utc_now
+from tuna.errors import BadInput
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Which jobs to load."""
+
+    session_id: int
+    library: str
+    steps: Sequence[str]
+    reason: str
+    initial_state: str
+    tag: str | None = None  #: None: every config of the session
+    solvers: Sequence[str] = ()  #: none: every applicable one
+    options: Mapping[str, Any] | None = None
+
+
+def load(connection: sa.Connection, request: JobRequest) -> int:
+    """Make the jobs that are not there yet; returns how many. One INSERT ... SELECT, whatever their number."""
+    if request.tag is not None:
+        configs.require_tag(connection, request.tag)
+    ids = solvers.solver_ids(connection, request.library, request.solvers)
+    steps = ",".join(request.steps)
+    if not request.reason.strip() or len(request.reason) > 255:
+        raise BadInput("Jobs need a reason of 1 to 255 characters.", hint="give it with -l")
+    pair = SolverApplicability
+    now = utc_now()
+    values: dict[str, Any] = {
+        "steps": steps,
+        "step": request.steps[0],
+        "state": request.initial_state,
+        "reason": request.reason,
+        "options": dict(request.options or {}),
+        "attempt": 0,
+        "failures": 0,
+        "isolate": False,
+        "updated_at": now,
+    }
+    columns = Job.__table__.c
+    literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
+    there = sa.exists().where(
+        Job.session_id == pair.session_id,
+        Job.config_id == pair.config_id,
+        Job.solver_id == pair.solver_id,
+        Job.steps == steps,
+    )
+    # Primary key of solver_applicability (session_id, ...) gives the range; uq_job answers the NOT EXISTS.
+    select = (
+        sa.select(pair.session_id, pair.config_id, pair.solver_id, *literals)
+        .join(Solver, Solver.id == pair.solver_id)
+        .where(pair.session_id == request.session_id, Solver.valid.is_(True), Solver.library == request.library, ~there)
+        .order_by(pair.config_id, pair.solver_id)
+    )
+    if request.tag is not None:
+        select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(ConfigTag.tag == request.tag)
+    if request.solvers:
+        select = select.where(pair.solver_id.in_(list(ids.values())))
+    names = ["session_id", "config_id", "solver_id", *values]
+    return connection.execute(sa.insert(Job).from_select(names, select)).rowcount
+
+
+def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:
+    """How many (config, solver) pairs of the session apply, within `tag`."""
+    statement = (
+        sa.select(sa.func.count()).select_from(SolverApplicability).where(SolverApplicability.session_id == session_id)
+    )
+    if tag is not None:
+        statement = statement.join(ConfigTag, ConfigTag.config_id == SolverApplicability.config_id).where(
+            ConfigTag.tag == tag
+        )
+    return connection.execute(statement).scalar_one()
+
+
+def by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str], int]:
+    """Numbers of jobs by (state, step). Index ix_job_claim answers it alone."""
+    statement = (
+        sa.select(Job.state, Job.step, sa.func.count())
+        .where(Job.session_id == session_id)
+        .group_by(Job.step, Job.state)
+    )
+    return {(state, step): count for state, step, count in connection.execute(statement)}
+
+
+def all_by_state(connection: sa.Connection) -> dict[int, dict[str, int]]:
+    """For each session the numbers of jobs by state, sessions without jobs included."""
+    counts: dict[int, dict[str, int]] = defaultdict(dict)
+    for session_id in connection.execute(sa.select(Session.id).order_by(Session.id)).scalars():
+        counts[session_id] = {}
+    statement = sa.select(Job.session_id, Job.state, sa.func.count()).group_by(Job.session_id, Job.state)
+    for session_id, state, count in connection.execute(statement):
+        counts[session_id][state] = count
+    return dict(counts)
+
+
+def failures(connection: sa.Connection, session_id: int) -> list[tuple[str, int, str, str]]:
+    """For each cause of failed attempts: how many, the end of an output, and a command that reproduces it."""
+    statement = (
+        sa.select(StepResult.cause, sa.func.count(), sa.func.max(StepResult.id))
+        .join(Job, Job.id == StepResult.job_id)
+        .where(Job.session_id == session_id, StepResult.ok.is_(False))
+        .group_by(StepResult.cause)
+        .order_by(StepResult.cause)
+    )
+    found = []
+    for cause, count, last in connection.execute(statement).all():
+        row = connection.execute(
+            sa.select(StepResult.output_tail, StepResult.reproduce).where(StepResult.id == last)
+        ).one()
+        found.append((str(cause), int(count), str(row.output_tail), str(row.reproduce)))
+    return found

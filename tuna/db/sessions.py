@@ -1,0 +1,71 @@
+"""Sessions and their environments in SQL, and the installation they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tuna.db import models
+from tuna.db.models import Installation
+from tuna.db.types import utc_now
+from tuna.db.upsert import upsert
+from tuna.errors import BadInput, NotFound
+from tuna.libraries.base import Environment
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session with its environment."""
+
+    id: int
+    reason: str
+    environment: Environment
+
+
+def create(connection: sa.Connection, environment: Environment, reason: str) -> tuple[int, bool]:
+    """The id of the session for (environment, reason), and whether it is new."""
+    if not reason.strip() or len(reason) > 255:
+        raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with -l")
+    names = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
+    row = {"key": environment.key, "flags": dict(environment.flags)} | {n: getattr(environment, n) for n in names}
+    upsert(connection, models.Environment, [row], key=("key",))
+    environment_id = connection.execute(
+        sa.select(models.Environment.id).where(models.Environment.key == environment.key)
+    ).scalar_one()
+    same = sa.and_(models.Session.environment_id == environment_id, models.Session.reason == reason)
+    found: int | None = connection.execute(sa.select(models.Session.id).where(same)).scalar()
+    if found is not None:
+        return found, False
+    row = {"environment_id": environment_id, "reason": reason, "created_at": utc_now()}
+    upsert(connection, models.Session, [row], key=("environment_id", "reason"))
+    return connection.execute(sa.select(models.Session.id).where(same)).scalar_one(), True
+
+
+def get(connection: sa.Connection, session_id: int) -> SessionInfo:
+    """The session; raises NotFound with the ids there are."""
+    row = connection.execute(
+        sa.select(models.Session.reason, models.Environment)
+        .join(models.Environment, models.Environment.id == models.Session.environment_id)
+        .where(models.Session.id == session_id)
+    ).first()
+    if row is None:
+        there = connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20)).scalars().all()
+        ids = ", ".join(map(str, there)) or "none yet"
+        raise NotFound(f"There is no session {session_id}.", hint=f"sessions: {ids}")
+    environment = Environment(
+        library=row.library,
+        library_version=row.library_version,
+        arch=row.arch,
+        num_cu=row.num_cu,
+        toolchain=row.toolchain,
+        device=row.device,
+        target=row.target,
+        flags=row.flags,
+    )
+    return SessionInfo(session_id, row.reason, environment)
+
+
+def namespace(connection: sa.Connection) -> str:
+    """What keeps this database's keys apart in a shared Redis."""
+    return connection.execute(sa.select(Installation.namespace)).scalar_one()

@@ -1,0 +1,133 @@
+"""Works through a session from one process: enqueues, drains and, on request, runs local workers, until all is done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tuna.db import jobs, sessions
+from tuna.db.engine import reading
+from tuna.libraries.base import Library, Resource
+from tuna.libraries.registry import get_library
+from tuna.pipeline.connection import connect, ensure_services
+from tuna.pipeline.enqueue import Enqueuer, SessionWork
+from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, State
+from tuna.settings import Settings
+from tuna.workers.devices import compile_cpus
+from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+
+_COUNT_EVERY_S = 0.5
+_OPEN = {state.value for state in CLAIMABLE | IN_FLIGHT}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Numbers of jobs of a session, by state and by what is left to do."""
+
+    states: dict[str, int]
+    total: int
+    unfinished: int  #: will still go through a step that is being enqueued
+    errored: int
+
+    @property
+    def finished(self) -> int:
+        """Jobs with nothing left to do here."""
+        return self.total - self.unfinished
+
+
+def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
+    """How far the session is with `steps` (all when empty)."""
+    order = [step.name for step in library.steps]
+    wanted = [order.index(step) for step in steps] if steps else list(range(len(order)))
+    states: dict[str, int] = {}
+    unfinished = 0
+    for (state, step), count in jobs.by_state(connection, session_id).items():
+        states[state] = states.get(state, 0) + count
+        last_of_cpu = state == State.COMPILED.value and library.step(step).resource is Resource.CPU
+        if state in _OPEN and not last_of_cpu and order.index(step) <= max(wanted):
+            unfinished += count
+    return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
+
+
+def run_session(
+    engine: sa.Engine,
+    settings: Settings,
+    session_id: int,
+    *,
+    steps: Sequence[str] = (),
+    workers: Sequence[WorkerSpec] = (),
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Progress:
+    """Enqueue and drain `steps` (all when empty) of the session until every job is through them."""
+    with reading(engine) as connection:
+        info = sessions.get(connection, session_id)
+        namespace = sessions.namespace(connection)
+        library = get_library(info.environment.library)
+        for step in steps:
+            library.step(step)
+        state = progress(connection, library, session_id, steps)
+    on_progress(state)
+    if not state.unfinished:
+        return state
+    ensure_services(settings)
+    from tuna.celery_app import app  # Celery is not needed by a session that is done
+
+    work = SessionWork(session_id, namespace, info.environment, library)
+    enqueuer = Enqueuer(engine, connect(settings), app, settings, work, steps)
+    watch = _Watch(engine, library, session_id, steps, on_progress)
+    with contextlib.ExitStack() as stack:
+        if workers:
+            watch.workers = stack.enter_context(local_workers(settings.home / "logs", workers))
+        enqueuer.run(watch.tick, watch.finished)
+    return watch.now()
+
+
+class _Watch:
+    """Counts the session's jobs now and then, tells the caller, and notices workers that ended."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        library: Library,
+        session_id: int,
+        steps: Sequence[str],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._engine = engine
+        self._library = library
+        self._session_id = session_id
+        self._steps = steps
+        self._on_progress = on_progress
+        self._counted_at = 0.0
+        self.workers: LocalWorkers | None = None
+
+    def now(self) -> Progress:
+        with reading(self._engine) as connection:
+            state = progress(connection, self._library, self._session_id, self._steps)
+        self._counted_at = time.monotonic()
+        self._on_progress(state)
+        return state
+
+    def tick(self) -> None:
+        if time.monotonic() - self._counted_at >= _COUNT_EVERY_S:
+            self.now()
+            if self.workers is not None:
+                self.workers.check()
+
+    def finished(self) -> bool:
+        return not self.now().unfinished
+
+
+def default_workers(library: Library, compile_processes: int | None = None) -> list[WorkerSpec]:
+    """One process per compile core, one worker for the device."""
+    resources = {step.resource for step in library.steps}
+    specs = []
+    if Resource.CPU in resources:
+        specs.append(WorkerSpec("compile", compile_processes or len(compile_cpus())))
+    if Resource.DEVICE in resources:
+        specs.append(WorkerSpec("eval", 1))
+    return specs

@@ -1,0 +1,92 @@
+"""Starts and stops Celery workers on this machine as child processes that end with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuna.errors import ServiceError
+from tuna.workers.lifetime import WITH_PARENT
+
+_STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A worker to start: which queue it serves, with how many processes."""
+
+    queue: str  #: compile or eval
+    processes: int = 1
+
+
+class LocalWorkers:
+    """The workers that this process started."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._running: list[tuple[WorkerSpec, Path, subprocess.Popen[bytes]]] = []
+
+    def start(self, spec: WorkerSpec) -> None:
+        """Start one worker; its log goes to a file in the log directory."""
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        log = self._log_dir / f"worker-{spec.queue}-{os.getpid()}.log"
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                worker_command(spec),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, WITH_PARENT: "1"},
+                start_new_session=True,  # Ctrl-C reaches us alone; we stop them
+            )
+        self._running.append((spec, log, process))
+
+    def check(self) -> None:
+        """Raise ServiceError with the last words of a worker that has ended by itself."""
+        for spec, log, process in self._running:
+            if process.poll() is not None:
+                words = log.read_text(errors="replace").strip().splitlines()[-2:]
+                raise ServiceError(f"The {spec.queue} worker ended. {' '.join(words)}", hint=f"see {log}")
+
+    def stop(self) -> None:
+        """Ask all to leave; kill those that do not."""
+        for _, _, process in self._running:
+            process.send_signal(signal.SIGQUIT if process.poll() is None else 0)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for _, _, process in self._running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._running.clear()
+
+
+def worker_command(spec: WorkerSpec) -> list[str]:
+    """The command line of a worker, as a person would type it."""
+    name = f"{spec.queue}-{os.getpid()}@%h"
+    return [
+        sys.executable, "-m", "celery", "-A", "tuna.celery_app", "worker",
+        "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
+        "--without-gossip", "--without-mingle", "--loglevel", "WARNING",
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def local_workers(log_dir: Path, specs: Sequence[WorkerSpec]) -> Iterator[LocalWorkers]:
+    """Workers for the duration of a `with` block."""
+    workers = LocalWorkers(log_dir)
+    try:
+        for spec in specs:
+            workers.start(spec)
+        yield workers
+    finally:
+        workers.stop()
