@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
+import traceback
 from typing import Any
 
 from celery import Celery
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
+from kombu import Exchange, Queue
 
 from tuna.errors import TunaError
 from tuna.libraries.registry import names
@@ -58,6 +59,9 @@ def _or_exit(call: Any) -> Any:
     except TunaError as error:
         print(f"tuna: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
 
 
 celery_app = app = _or_exit(_make)
@@ -81,23 +85,22 @@ def _log_plainly(loglevel: Any = None, logfile: str | None = None, **_: Any) -> 
 
 @celeryd_after_setup.connect
 def _serve_what_this_machine_can(sender: str, instance: Any, **_: Any) -> None:
+    # Celery logs what a signal handler raises and goes on; a worker on the wrong queues must not.
+    _or_exit(lambda: _choose_queues(instance))
+
+
+def _choose_queues(instance: Any) -> None:
     queues = instance.app.amqp.queues
     for name in list(queues.consume_from):
         served = tasks.served_queues(name)
         if served == [name]:
             continue
         if not served:
-            _or_exit(lambda name=name: _nothing_to_serve(name))
+            reasons = [f"{library}: {tasks.environment_of(library)}" for library in names()]
+            raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
         queues.deselect(name)
         for queue in served:
-            queues.select_add(queue)
-    if os.environ.get("TUNA_WORKER_READY_FD"):
-        print(f"tuna: serving {', '.join(sorted(queues.consume_from))}", file=sys.stderr)
-
-
-def _nothing_to_serve(name: str) -> None:
-    reasons = [f"{library}: {tasks.environment_of(library)}" for library in names()]
-    raise TunaError(f"This machine can serve no {name} queue. " + " ".join(reasons))
+            queues.select_add(Queue(queue, Exchange(queue), routing_key=queue))
 
 
 @worker_process_init.connect

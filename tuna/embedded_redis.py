@@ -83,7 +83,7 @@ class EmbeddedRedis:
         if users is None:
             return
         try:
-            with self._starting():
+            with self._starting() if self._run_dir.is_dir() else contextlib.nullcontext():
                 fcntl.flock(users, fcntl.LOCK_UN)
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

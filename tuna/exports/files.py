@@ -33,7 +33,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             yield temporary
             _sync(temporary)
-            os.replace(temporary, path)
+            temporary.replace(path)
             _sync(path.parent)
         finally:
             for left in (temporary, Path(f"{temporary}-journal")):
@@ -104,20 +104,20 @@ def _sync(path: Path) -> None:
 def _take_place(new: Path, old: Path) -> None:
     """Rename `new` to `old`; a directory that is there changes places with it in one step, where the system can."""
     try:
-        os.rename(new, old)
+        new.rename(old)
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     if not _exchange(new, old):
         aside = _temporary(old)
-        os.rename(old, aside)
-        os.rename(new, old)
+        old.rename(aside)
+        new.rename(old)
         shutil.rmtree(aside)
 
 
 def _exchange(one: Path, other: Path) -> bool:
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    return rename is not None and 0 == rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-    )
+    if rename is None:
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

@@ -1,7 +1,7 @@
 """MIOpen's find db in text, format 2.0: for each problem the solvers that can compute it, with time and workspace.
 
-    line = KEY "=" ITEM { ";" ITEM } "\\n"
-    ITEM = SOLVER ":" TIME_MS "," WORKSPACE_BYTES "," ALGORITHM
+line = KEY "=" ITEM { ";" ITEM } "\\n"
+ITEM = SOLVER ":" TIME_MS "," WORKSPACE_BYTES "," ALGORITHM
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ class FindRecord:
     items: tuple[FindItem, ...]
 
 
-def algorithm_name(family: str, direction: str) -> str | None:
-    """MIOpen's name of an algorithm family in a direction (F, B, W); None if it has no such family."""
-    name = ALGORITHMS.get(family.lower())
-    return None if name is None else _PREFIXES[direction] + name
+def algorithm_name(family: str, direction: str) -> str:
+    """MIOpen's name of an algorithm family (one of ALGORITHMS, whatever its case) in a direction (F, B, W)."""
+    return _PREFIXES[direction] + ALGORITHMS[family.lower()]
 
 
 def time_text(time_ms: float) -> str | None:

@@ -3,8 +3,8 @@
 What is Tuna's own choice for libraries that build one shared object for each layer (`object_name`, `object_args`):
 
 - name: `<solver>_<first 16 digits of the config's key>.so.o`; the `.o` because MIOpen's names end in it
-- args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`, `-mcpu=<arch>`, which is the form of
-  MIOpen's own (build options, then the device)
+- args: the layer's canonical driver command, `-DTUNA_ENVIRONMENT=<environment key>`, `-mcpu=<arch>`, which is the form
+  of MIOpen's own (build options, then the device)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLE = (
 )
 INDEX = "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
 _COLUMNS = ("kernel_name", "kernel_args", "kernel_blob", "kernel_hash", "uncompressed_size")
-_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM kern_db ORDER BY id"
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM kern_db ORDER BY id"  # noqa: S608 (constants)
 
 
 @dataclass(frozen=True)

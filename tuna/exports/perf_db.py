@@ -28,10 +28,10 @@ INDEXES = (
     "dilation_h,dilation_w,dilation_d,bias,group_count )",
     "CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config)",
 )
-_INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"
+_INSERT_CONFIG = f"INSERT INTO config VALUES ({', '.join('?' * (1 + len(PERF_FIELDS)))})"  # noqa: S608 (constants)
 _SELECT = (
-    f"SELECT {', '.join(PERF_FIELDS)}, solver, params FROM perf_db JOIN config ON perf_db.config = config.id "
-    "ORDER BY perf_db.id"
+    f"SELECT {', '.join(PERF_FIELDS)}, solver, params "  # noqa: S608 (constants)
+    "FROM perf_db JOIN config ON perf_db.config = config.id ORDER BY perf_db.id"
 )
 
 

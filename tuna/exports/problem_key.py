@@ -91,7 +91,7 @@ class ProblemKey:
         head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, self.batchsize)
         return self._joined(head, self.layouts[0])
 
-    def _joined(self, head: tuple[int | str, ...], layouts: str) -> str:
+    def _joined(self, head: tuple[object, ...], layouts: str) -> str:
         shape = (_by(self.pads), _by(self.strides), _by(self.dilations), self.bias)
         tail = self.direction if self.group_count == 1 else f"{self.direction}_g{self.group_count}"
         return "-".join(map(str, (*head, *shape, layouts, self.data_type, tail)))
@@ -101,7 +101,7 @@ class ProblemKey:
         return default if self.layouts == (default,) * 3 else "-".join(self.layouts)
 
     def perf(self) -> PerfKey:
-        """The perf-db fields; a two-dimensional problem has depth 1, and 0 for the depth of pad, stride and dilation."""
+        """The perf-db fields; a two-dimensional problem has depth 1, 0 as the depth of pad, stride and dilation."""
         three = self.spatial_dim == 3
         in_d, fil_d = (self.in_size[0], self.fil_size[0]) if three else (1, 1)
         pad_d, stride_d, dilation_d = (self.pads[0], self.strides[0], self.dilations[0]) if three else (0, 0, 0)

@@ -20,7 +20,7 @@ def get_library(name: str) -> Library:
     for point in entry_points(group="tuna.libraries", name=name):
         try:
             library: Library = point.load()()
-        except ImportError as error:
-            raise LibraryMissing(f"The library {name} cannot be loaded: {error}.") from error
+        except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
+            raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
         return library
     raise NotFound(f"There is no library {name!r}.", hint=f"installed: {', '.join(names())}")

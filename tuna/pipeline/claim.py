@@ -42,7 +42,7 @@ class Scope:
 
 def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> list[ClaimedChunk]:
     """Lease up to `limit` jobs that wait for `step`, in chunks. The caller commits, then publishes."""
-    rows = _waiting(connection, scope.session_id, step.name, limit)
+    rows = _waiting(connection, scope.session_id, step, limit)
     if not rows:
         return []
     now = utc_now()
@@ -70,15 +70,15 @@ def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> li
     return chunks
 
 
-def _waiting(connection: sa.Connection, session_id: int, step: str, limit: int) -> list[Any]:
+def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[Any]:
     rows: list[Any] = []
-    for state in sorted(CLAIMABLE):
+    for state in CLAIMABLE[step.resource]:
         if len(rows) >= limit:
             break
         # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
         rows += connection.execute(
             sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate)
-            .where(Job.session_id == session_id, Job.step == step, Job.state == state.value)
+            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value)
             .order_by(Job.id)
             .limit(limit - len(rows))
             .with_for_update(skip_locked=True)
@@ -88,11 +88,8 @@ def _waiting(connection: sa.Connection, session_id: int, step: str, limit: int) 
 
 def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[Any]) -> list[WorkItem]:
     configs = _configs(connection, {row.config_id for row in rows})
-    solvers: dict[int, str] = dict(
-        connection.execute(
-            sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
-        ).tuples()
-    )
+    named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
+    solvers: dict[int, str] = dict(connection.execute(named).tuples().all())
     later = [row.id for row in rows if not row.steps.startswith(step.name)]
     candidates = _candidates(connection, later)
     return [

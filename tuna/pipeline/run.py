@@ -21,7 +21,7 @@ from tuna.workers.devices import compile_cpus
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
 
 _COUNT_EVERY_S = 0.5
-_OPEN = {state.value for state in CLAIMABLE | IN_FLIGHT}
+_IN_FLIGHT = {state.value for state in IN_FLIGHT}
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
     unfinished = 0
     for (state, step), count in jobs.by_state(connection, session_id).items():
         states[state] = states.get(state, 0) + count
-        last_of_cpu = state == State.COMPILED.value and library.step(step).resource is Resource.CPU
-        if state in _OPEN and not last_of_cpu and order.index(step) <= max(wanted):
+        is_open = state in _IN_FLIGHT or state in CLAIMABLE[library.step(step).resource]
+        if is_open and order.index(step) <= max(wanted):
             unfinished += count
     return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
 

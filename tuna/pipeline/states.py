@@ -44,8 +44,11 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 #: A lease exists: a worker or a queue has the job.
 IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
-#: May be claimed for the job's current step.
-CLAIMABLE = frozenset({State.NEW, State.COMPILED, State.SEARCHING})
+#: From which a job may be claimed for its current step; `compiled` after a last CPU step is final.
+CLAIMABLE = {
+    Resource.CPU: (State.NEW, State.SEARCHING),
+    Resource.DEVICE: (State.COMPILED, State.NEW),
+}
 
 _QUEUED = {Resource.CPU: State.COMPILE_QUEUED, Resource.DEVICE: State.EVAL_QUEUED}
 _RUNNING = {State.COMPILE_QUEUED: State.COMPILING, State.EVAL_QUEUED: State.EVALUATING}

@@ -1,0 +1,81 @@
+"""A library to copy from: it runs one program (`rocminfo`, or what TUNA_EXAMPLE_PROGRAM names) and takes its time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from tuna.configs import Config
+from tuna.libraries.base import (
+    Cause,
+    DeviceReport,
+    Environment,
+    Library,
+    Resource,
+    RunContext,
+    Solver,
+    Step,
+    StepResult,
+    Trial,
+    WorkItem,
+    tail,
+)
+from tuna.workers.sandbox import run
+
+_LIMIT_S = 60.0
+
+
+class ExampleLibrary(Library):
+    """One solver, one step on the device, one trial: the time of one run of a program."""
+
+    name = "example"
+    kinds = ("convolution", "gemm")
+    steps = (Step("execute", Resource.DEVICE, time_limit_s=2 * _LIMIT_S),)
+
+    def environment(self) -> Environment:
+        """This machine; the program need not be here until it is run."""
+        return Environment("example", "1", platform.machine(), os.cpu_count() or 1, "example-1", platform.node())
+
+    def solvers(self) -> Sequence[Solver]:
+        """The one that runs the program."""
+        return [Solver("Rocminfo", self.kinds, "Direct", tunable=False)]
+
+    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+        """It runs whatever the config is."""
+        return ((config, ["Rocminfo"]) for config in configs)
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        """Run the program once for each item."""
+        for item in items:
+            yield self._execute(item, context)
+
+    def _execute(self, item: WorkItem, context: RunContext) -> StepResult:
+        name = os.environ.get("TUNA_EXAMPLE_PROGRAM", "rocminfo")
+        program = shutil.which(name)
+        started_at = time.time()
+        if program is None:
+            cause, output, seconds = Cause.INFRA, f"The program {name} is not installed.", 0.0
+        else:
+            done = run([program], timeout_s=_LIMIT_S, cpus=context.cpus, cwd=context.scratch)
+            seconds = time.time() - started_at
+            cause = Cause.RUN_TIMEOUT if done.timed_out else Cause.RUN_ERROR if done.returncode else None
+            output = done.output
+        time_ms = None if cause else seconds * 1e3
+        trial = Trial(index=0, params="", cause=cause, time_ms=time_ms, times_ms=(time_ms,) if time_ms else ())
+        return StepResult(
+            job_id=item.job_id,
+            attempt=item.attempt,
+            step=item.step,
+            ok=cause is None,
+            cause=cause,
+            output_tail=tail(output),
+            reproduce=self.reproduce(item),
+            trials=(trial,),
+            device=DeviceReport(name=platform.node()),
+            started_at=started_at,
+            ended_at=time.time(),
+            busy_s=seconds,
+        )

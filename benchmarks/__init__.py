@@ -1,0 +1,1 @@
+"""Tuna's performance claims, runnable: `scripts/bench NAME`."""

@@ -1,0 +1,51 @@
+"""What every benchmark prints: one JSON object, with its baseline measured in the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """Figures of one benchmark; `ok` when every figure named in `budget` is at least that much."""
+
+    bench: str
+    figures: dict[str, float]
+    baseline: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+    budget: dict[str, float] = field(default_factory=dict)
+
+    def print(self) -> int:
+        """Print the object on stdout; the exit code is 0 when the budget is met."""
+        missed = {name for name, least in self.budget.items() if self.figures[name] < least}
+        document: dict[str, Any] = {
+            "bench": self.bench,
+            "figures": _rounded(self.figures),
+            "baseline": _rounded(self.baseline),
+            "ratios": _rounded(self.ratios),
+            "budget": self.budget,
+            "ok": not missed,
+            "machine": {
+                "cores": len(os.sched_getaffinity(0)),
+                "cpu": _cpu(),
+                "python": platform.python_version(),
+                "load": os.getloadavg()[0],
+            },
+        }
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return 1 if missed else 0
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4 if abs(value) < 10 else 1) for name, value in values.items()}
+
+
+def _cpu() -> str:
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

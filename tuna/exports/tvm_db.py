@@ -1,0 +1,157 @@
+"""TVM's own tuning database: `database_workload.json` and `database_tuning_record.json`, and which layer is which.
+
+Each line of the first file is a workload, `[structural hash, module in base64]`; each line of the second is a record,
+`[index of its workload, [trace, [seconds], target, arguments]]`. TVM's `JSONDatabase(work_dir=...)` reads both. It
+takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
+
+    {"version": 1, "environment": KEY, "layers": [
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
+    ...]}
+
+with lines counted from 0 and the fastest record first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuna.errors import BadInput
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+LAYERS = "layers.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TunedRecord:
+    """One schedule of a workload with its time."""
+
+    schedule: str  #: JSON text `[trace, null, target, arguments]`, compact
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TunedLayer:
+    """A layer in the form that one solver gave it, with its best records, fastest first."""
+
+    key: str  #: the config's
+    driver: str
+    solver: str
+    workload: str  #: JSON text `[structural hash, base64]`, compact
+    records: tuple[TunedRecord, ...]
+
+
+def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
+    """The record of a trial whose params are a whole TVM record, or a trace alone, as JSON text; raises BadInput.
+
+    `target` is the session's target as JSON text or a plain string; it completes a trace.
+    """
+    value = _json(params, "the params")
+    if isinstance(value, dict) and "trace" in value:
+        value = value["trace"]
+    if isinstance(value, list) and len(value) == 2:
+        value = [value, None, _target(target), []]
+    if not isinstance(value, list) or len(value) != 4:
+        raise BadInput("the params are no TVM record")
+    return TunedRecord(_compact([value[0], None, value[2], value[3]]), seconds)
+
+
+def workload_text(data: bytes) -> str:
+    """The workload of an artifact; raises BadInput."""
+    try:
+        value = _json(data.decode(), "the workload")
+    except UnicodeDecodeError:
+        raise BadInput("the workload cannot be read as JSON") from None
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        raise BadInput("the workload is no TVM workload")
+    return _compact(value)
+
+
+def _target(target: str) -> Any:
+    try:
+        return json.loads(target)
+    except ValueError:
+        return target
+
+
+def write(directory: Path, environment: str, layers: Iterable[TunedLayer]) -> int:
+    """Write the three files into the directory; returns the number of records. Equal workloads are written once."""
+    index_of: dict[str, int] = {}
+    count = 0
+    with (
+        open(directory / WORKLOADS, "w", encoding="utf-8", newline="\n") as workloads,
+        open(directory / RECORDS, "w", encoding="utf-8", newline="\n") as records,
+        open(directory / LAYERS, "w", encoding="utf-8", newline="\n") as listing,
+    ):
+        listing.write(f'{{"version": {VERSION}, "environment": {json.dumps(environment)}, "layers": [')
+        separator = "\n"
+        for layer in layers:
+            if layer.workload not in index_of:
+                index_of[layer.workload] = len(index_of)
+                workloads.write(f"{layer.workload}\n")
+            index = index_of[layer.workload]
+            for record in layer.records:
+                trace, _, target, arguments = json.loads(record.schedule)
+                records.write(f"{_compact([index, [trace, [record.seconds], target, arguments]])}\n")
+            lines = list(range(count, count + len(layer.records)))
+            count += len(lines)
+            listing.write(separator + json.dumps(_listed(layer, index, lines)))
+            separator = ",\n"
+        listing.write("\n]}\n")
+    return count
+
+
+def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
+    return {
+        "key": layer.key,
+        "driver": layer.driver,
+        "solver": layer.solver,
+        "time_ms": layer.records[0].seconds * 1000,
+        "workload": index,
+        "records": lines,
+    }
+
+
+def read(directory: Path) -> Iterator[TunedLayer]:
+    """The layers of an exported database; raises BadInput if a file is missing or does not fit the others."""
+    workloads = _lines(directory / WORKLOADS)
+    records = [_json(line, RECORDS) for line in _lines(directory / RECORDS)]
+    listing = _json("".join(_lines(directory / LAYERS)), LAYERS)
+    if not isinstance(listing, dict) or listing.get("version") != VERSION:
+        raise BadInput(f"{directory / LAYERS} is not of version {VERSION}.")
+    try:
+        for item in listing["layers"]:
+            tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
+            yield TunedLayer(item["key"], item["driver"], item["solver"], workloads[item["workload"]], tuned)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
+
+
+def _record(line: Any, workload: int) -> TunedRecord:
+    index, (trace, (seconds,), target, arguments) = line
+    if index != workload:
+        raise ValueError("a record of another workload")
+    return TunedRecord(_compact([trace, None, target, arguments]), seconds)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}.") from error
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BadInput(f"{what} cannot be read as JSON") from None
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
