@@ -69,7 +69,7 @@ class Leases:
 
     def open(self, chunks: Iterable[str]) -> None:
         """Announce chunks that are about to be published."""
-        self._client.zadd(self.leases_key, {chunk: "+inf" for chunk in chunks})
+        self._client.zadd(self.leases_key, dict.fromkeys(chunks, "+inf"))
 
     def drop(self, chunks: Sequence[str]) -> None:
         """Take the chunks away from whoever has them."""

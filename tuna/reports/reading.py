@@ -90,11 +90,8 @@ def _described(environment: sa.Row[Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _steps(connection: sa.Connection, session_id: int, environment_id: int) -> _Steps:
-    peaks = dict(
-        connection.execute(
-            sa.select(Device.name, Device.peak_gflops).where(Device.environment_id == environment_id)
-        ).tuples()
-    )
+    by_name = sa.select(Device.name, Device.peak_gflops).where(Device.environment_id == environment_id)
+    peaks = dict(connection.execute(by_name).tuples().all())
     of_session = sa.select(Job.id).where(Job.session_id == session_id)
     first, last = connection.execute(
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at)).where(
@@ -122,7 +119,7 @@ def _steps(connection: sa.Connection, session_id: int, environment_id: int) -> _
         for name, count, busy, start, end in connection.execute(query)
     )
     pairs = sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
-    return _Steps(first, last, devices, dict(connection.execute(pairs).tuples()))
+    return _Steps(first, last, devices, dict(connection.execute(pairs).tuples().all()))
 
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
@@ -162,14 +159,14 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
         .where(Job.session_id == session_id)
         .order_by(Job.config_id, Solver.name, Job.id)
     )
-    jobs: dict[int, list[sa.Row[Any]]] = defaultdict(list)
+    jobs: dict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(query):
         jobs[row.config_id].append(row)
     searches = _searches(connection, session_id)
     return tuple(_layer(rows, searches, steps) for rows in jobs.values())
 
 
-def _layer(rows: Sequence[sa.Row[Any]], searches: Mapping[int, _Search], steps: _Steps) -> LayerFigures:
+def _layer(rows: Sequence[Any], searches: Mapping[int, _Search], steps: _Steps) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.driver)
     times = [row.time_ms for row in rows if row.time_ms is not None and row.time_ms > 0]
@@ -202,9 +199,7 @@ def _work(driver: str) -> tuple[int | None, DataType | None]:
     return config.flops, config.data_type
 
 
-def _solver(
-    row: sa.Row[Any], searches: Mapping[int, _Search], flops: int | None, best_ms: float | None
-) -> SolverFigures:
+def _solver(row: Any, searches: Mapping[int, _Search], flops: int | None, best_ms: float | None) -> SolverFigures:
     search = searches.get(row.id) or _Search()
     time_ms = row.time_ms if row.time_ms is not None and row.time_ms > 0 else None
     return SolverFigures(
@@ -271,7 +266,7 @@ def _by_cause(connection: sa.Connection, session_id: int, cause: Any, job_id: An
         .where(Job.session_id == session_id, cause.is_not(None))
         .group_by(cause)
     )
-    return dict(connection.execute(query).tuples())
+    return dict(connection.execute(query).tuples().all())
 
 
 def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int) -> FailureFigures:

@@ -1,0 +1,50 @@
+"""Opens the database for a command, and `tuna db`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna.errors import BadInput
+from tuna.settings import get_settings
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+def open_database() -> sa.Engine:
+    """The database of the settings with a current schema: an embedded one is made and upgraded by itself."""
+    from tuna.db import schema
+
+    engine = _connect()
+    schema.require(engine, embedded=get_settings().embedded_db)
+    return engine
+
+
+def _connect() -> sa.Engine:
+    from tuna.db.engine import make_engine
+
+    settings = get_settings()
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInput(f"The folder {settings.home} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
+    return make_engine(settings.sql_url)
+
+
+@click.group()
+def db() -> None:
+    """Look after the database."""
+
+
+@db.command()
+def upgrade() -> None:
+    """Bring the schema of the database to the one that this version needs."""
+    from tuna.db import schema
+
+    engine = _connect()
+    before = schema.revision(engine)
+    schema.upgrade(engine)
+    where = engine.url.render_as_string(hide_password=True)
+    click.echo(f"{where}: schema {before or 'none'} -> {schema.HEAD}")

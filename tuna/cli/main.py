@@ -1,0 +1,98 @@
+"""The `tuna` command: a map of sub-commands, each loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from tuna.errors import TunaError
+
+#: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
+COMMANDS = {
+    "quickstart": ("tuna.cli.quickstart", "quickstart", "Tune some ResNet-50 layers on this machine, end to end."),
+    "init-session": ("tuna.cli.setup", "init_session", "Start a tuning effort in this machine's environment."),
+    "import": ("tuna.cli.setup", "import_configs", "Import layers from a file of driver commands."),
+    "configs": ("tuna.cli.setup", "configs", "List the layers that carry a tag."),
+    "update-solvers": ("tuna.cli.setup", "update_solvers", "Store the solvers that a library has."),
+    "solvers": ("tuna.cli.setup", "solvers", "List a library's solvers."),
+    "applicability": ("tuna.cli.setup", "applicability", "Work out which solvers can run which layers."),
+    "load-jobs": ("tuna.cli.setup", "load_jobs", "Make the jobs of a session."),
+    "run": ("tuna.cli.work", "run", "Work through a session with workers on this machine."),
+    "enqueue": ("tuna.cli.work", "enqueue", "Fill the queues and drain results; workers run elsewhere."),
+    "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
+    "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
+    "status": ("tuna.cli.look", "status", "Show sessions, jobs by state and failures by cause."),
+    "export": ("tuna.cli.look", "export", "Write a session's results as a database."),
+    "report": ("tuna.cli.look", "report", "Write a session's report as one HTML file."),
+    "doctor": ("tuna.cli.doctor", "doctor", "Check this machine and its services, and say what to change."),
+    "db": ("tuna.cli.database", "db", "Look after the database."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show a traceback for every error.")
+@click.version_option(package_name="tuna", prog_name="tuna")
+def tuna(debug: bool) -> None:
+    """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
+
+    The usual way: init-session, import, update-solvers, applicability, load-jobs, run, report, export.
+    `tuna quickstart` does all of it for a few layers.
+    """
+
+
+def guarded(command: click.Command, args: list[str] | None = None, name: str = "tuna") -> int:
+    """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit code."""
+    words = sys.argv[1:] if args is None else args
+    try:
+        answer: Any = command.main(args=words, prog_name=name, standalone_mode=False)
+    except TunaError as error:
+        if "--debug" in words:
+            raise
+        _complain(str(error), error.hint)
+        return error.exit_code
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("Interrupted; what was finished is kept, and the same command goes on from there.")
+        return 130
+    except BrokenPipeError:
+        return 141  # as the shell shows a program that SIGPIPE ended
+    except OSError as error:
+        if "--debug" in words or error.strerror is None:
+            raise
+        _complain(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        return 1
+    return answer if isinstance(answer, int) else 0
+
+
+def _complain(sentence: str, hint: str = "") -> None:
+    click.echo(f"Error: {sentence}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+
+
+def main() -> None:
+    """Entry point of the `tuna` program."""
+    raise SystemExit(guarded(tuna))

@@ -1,0 +1,78 @@
+"""`tuna quickstart`: a few real layers, tuned with TVM on this machine, end to end."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import click
+
+from tuna.cli import actions
+from tuna.cli.console import print_table
+
+TAG = "resnet50-quick"
+#: Per layer and solver; the layers of the list have four solvers or more, so at least 24 a layer.
+CANDIDATES = 6
+FORMS = ("find", "perf", "kernel", "tvm")
+
+
+@click.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("quickstart-results"))
+@click.option(
+    "--candidates", type=click.IntRange(min=1), default=CANDIDATES, show_default=True, help="Per layer and solver."
+)
+def quickstart(output: Path, candidates: int) -> int:
+    """Tune the layers of a small ResNet-50 list on this machine, and write databases and a report.
+
+    Started again it goes on where it was; what is measured is not measured again.
+    """
+    session_id = actions.init_session("tvm", "quickstart")
+    with as_file(files("tuna.data") / "resnet50_quick.txt") as path:
+        actions.import_configs(path, TAG)
+    actions.update_solvers("tvm")
+    actions.update_applicability(session_id, TAG)
+    actions.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates})
+    errored = actions.enqueue(session_id, [], workers=True)
+    complete = _print_winners(session_id)
+    output.mkdir(parents=True, exist_ok=True)
+    click.echo("\nDatabases:")
+    for form in FORMS:
+        actions.export(session_id, form, output)
+    click.echo("\nReport:")
+    actions.write_report(session_id, output / "report.html")
+    if errored:
+        click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
+    click.echo(f"\nTry the result with TVM alone: python examples/use_exported_db.py {output}/*.tvm")
+    return 0 if complete else 1
+
+
+def _print_winners(session_id: int) -> bool:
+    """Print the best solver of each layer; says whether every layer has one."""
+    from tuna.cli.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.figures import collect
+
+    with reading(open_database()) as connection:
+        figures = collect(connection, session_id)
+    rows = [
+        (
+            layer.label,
+            layer.solver or "-",
+            _number(layer.time_ms),
+            _number(layer.gflops, 1),
+            _share(layer.peak_share),
+            layer.trials,
+        )
+        for layer in figures.layers
+    ]
+    columns = ("layer", "best solver", "ms", "GFLOP/s", "of peak", "trials")
+    print_table("", columns, rows, right=(2, 3, 4, 5))
+    return all(layer.solver for layer in figures.layers)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,121 @@
+"""Commands that do the work: run, enqueue, worker, reproduce."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from tuna.cli import actions, options
+from tuna.errors import BadInput, NotFound
+
+
+@click.command()
+@options.session_id
+@click.option("--steps", help="Comma-separated steps; default: all.")
+@click.option(
+    "--compile-processes", type=click.IntRange(min=1), help="Default: one for each core that does not measure."
+)
+def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
+    """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
+    return 1 if actions.enqueue(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
+
+
+@click.command()
+@options.session_id
+@click.option("--steps", help="Comma-separated steps; default: all.")
+def enqueue(session_id: int, steps: str | None) -> int:
+    """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
+    return 1 if actions.enqueue(session_id, options.split(steps)) else 0
+
+
+@click.command()
+@click.argument("queue", type=click.Choice(["compile", "eval"]))
+@click.option("-c", "--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
+def worker(queue: str, processes: int) -> None:
+    """Run a worker in the foreground: what `celery -A tuna.celery_app worker -Q QUEUE -c N` does."""
+    start_worker(queue, processes)
+
+
+def start_worker(queue: str, processes: int) -> None:
+    """Become a worker; does not return."""
+    from tuna.workers.launch import WorkerSpec, worker_command
+
+    if queue == "eval" and processes != 1:
+        raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
+    command = worker_command(WorkerSpec(queue, processes))
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+@click.command()
+@click.argument("driver")
+@click.option("--library", required=True)
+@click.option("--solver", required=True)
+@click.option("--step", "last", required=True, help="The steps up to this one are run.")
+@click.option("--seed", type=int, default=0)
+@click.option("--index", type=click.IntRange(min=0), help="Only this candidate; default: all.")
+@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
+@options.as_json
+def reproduce(
+    driver: str,
+    library: str,
+    solver: str,
+    last: str,
+    seed: int,
+    index: int | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Repeat a job of the layer DRIVER, or one candidate of it, here and now; nothing is stored.
+
+    Failed jobs print this command line ready to paste.
+    """
+    from tuna.cli.console import print_json, print_table
+    from tuna.configs import parse_line
+    from tuna.libraries.base import Environment, WorkItem
+    from tuna.libraries.registry import get_library
+    from tuna.pipeline.once import run_steps
+
+    room = get_library(library)
+    if solver not in [known.name for known in room.solvers()]:
+        raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
+    configs = parse_line(driver)
+    if len(configs) != 1:
+        raise BadInput("The layer must have one direction.", hint="give it with -F 1, 2 or 4")
+    environment: Environment = room.environment()
+    item = WorkItem(
+        job_id=1,
+        attempt=1,
+        session_id=0,
+        library=library,
+        step=last,
+        solver=solver,
+        config=configs[0].to_json(),
+        target=environment.target,
+        seed=seed,
+        options=options.job_options(pairs, None),
+    )
+    results = run_steps(room, item, last, index)
+    final = results[-1]
+    if as_json:
+        print_json([result.model_dump(mode="json") for result in results])
+        return 0 if final.ok else 1
+    rows: list[tuple[Any, ...]] = [
+        (
+            trial.index,
+            "-" if trial.time_ms is None else f"{trial.time_ms:.4f}",
+            "-" if trial.max_error is None else f"{trial.max_error:.1e}",
+            trial.cause.value if trial.cause else "ok",
+            (trial.output_tail.strip().splitlines() or [""])[-1][:90],
+        )
+        for trial in final.trials
+    ]
+    print_table(
+        f"{final.step}: {configs[0].label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1)
+    )
+    if not final.ok:
+        click.echo(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
+    return 0 if final.ok else 1

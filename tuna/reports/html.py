@@ -1,0 +1,140 @@
+"""Show a session's figures as one HTML file that needs nothing else: no script, no request, no font."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from tuna.errors import BadInput, StorageFull
+from tuna.reports import curves
+from tuna.reports.figures import LayerFigures, ReportFigures
+from tuna.reports.reading import read_figures
+
+#: Layers that get a curve; of more, those that take the longest.
+MAX_CURVES = 60
+_DASH = "–"
+
+
+def write_report(connection: sa.Connection, session_id: int, path: Path) -> Path:
+    """Write the report of a session to `path` and return it; an older file is replaced at once or not at all.
+
+    A session without results gives a report that says so. Raises NotFound, BadInput if `path` cannot be written, or
+    StorageFull.
+    """
+    text = render(read_figures(connection, session_id))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"There is no space left to write {path}.") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def render(figures: ReportFigures) -> str:
+    """The page; equal figures give equal text."""
+    environment = Environment(
+        loader=PackageLoader("tuna.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        gflops=gflops, percent=percent, factor=factor, duration=duration, moment=moment, count=count, size=size
+    )
+    decimals = decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers)
+    environment.filters["ms"] = lambda value: milliseconds(value, decimals)
+    return environment.get_template("report.html.j2").render(
+        figures=figures, curves=_curves(figures.layers), max_curves=MAX_CURVES
+    )
+
+
+def _curves(layers: Iterable[LayerFigures]) -> dict[int, Markup]:
+    """Drawings by config id. They hold numbers only, no text from outside, so that they need no escaping."""
+    drawn = [layer for layer in layers if layer.points]
+    drawn.sort(key=lambda layer: -layer.points[-1].best_ms)
+    return {
+        layer.config_id: Markup(curves.draw(layer.points, str(layer.config_id)))  # noqa: S704 (numbers only)
+        for layer in drawn[:MAX_CURVES]
+    }
+
+
+def decimals_for(times_ms: Iterable[float | None]) -> int:
+    """Decimals, from 3 to 6 and the same for all, that show three significant digits of the shortest time."""
+    shortest = min((time for time in times_ms if time), default=1.0)
+    return min(6, max(3, 2 - math.floor(math.log10(shortest))))
+
+
+def milliseconds(value: float | None, decimals: int) -> str:
+    """A time in ms without its unit."""
+    return _DASH if value is None else f"{value:,.{decimals}f}"
+
+
+def gflops(value: float | None) -> str:
+    """A rate in GFLOP/s without its unit."""
+    return _DASH if value is None else f"{value:,.1f}"
+
+
+def percent(value: float | None) -> str:
+    """A share; one decimal below 10 %."""
+    if value is None:
+        return _DASH
+    return f"{100 * value:.{0 if round(value, 3) >= 0.1 or value == 0 else 1}f} %"
+
+
+def factor(value: float | None) -> str:
+    """How many times as much."""
+    return _DASH if value is None else f"{value:.2f}×"
+
+
+def count(value: int) -> str:
+    """A whole number with thousands apart."""
+    return f"{value:,}"
+
+
+def size(value: int | None) -> str:
+    """A number of bytes in the largest unit that leaves at least one."""
+    if value is None:
+        return _DASH
+    if value < 1024:
+        return f"{value} B"
+    power = min(3, int(math.log(value, 1024)))
+    return f"{value / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in its two largest units."""
+    if seconds is None:
+        return _DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def moment(value: datetime | None) -> str:
+    """A moment to the minute, in UTC."""
+    return _DASH if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
