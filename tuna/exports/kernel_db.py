@@ -81,9 +81,11 @@ def read(path: Path) -> Iterator[KernelRecord]:
             yield KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
 
 
-def _unpack(problem: str, blob: bytes, digest: str, size: int) -> bytes:
+def _unpack(problem: str, blob: object, digest: str, size: object) -> bytes:
+    if not isinstance(blob, bytes) or not isinstance(size, int) or size < 0:
+        raise BadInput(f"{problem}: its columns do not have the right types.")
     if size == 0:
-        code = bytes(blob)
+        code = blob
     else:
         # Stops at the announced size, so that a hostile file cannot fill the memory.
         unpacker = bz2.BZ2Decompressor()

@@ -103,7 +103,9 @@ def run(
 
     `env` is the whole environment of the program, by default `child_env()`. What it leaves behind in its process group is killed.
     """
-    process = _start(["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL)
+    process = _start(
+        ["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL
+    )
     output, pending = _Output(process, tail_bytes), memoryview(input.encode())
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:
@@ -216,7 +218,9 @@ class Child:
                 self.close()
                 raise ChildTimeout(timeout_s, self._output.text())
             writers = [self._requests] if pending else []
-            readers, writable, _ = select.select([self._answers, *self._output.readers], writers, [], min(left, _TICK_S))
+            readers, writable, _ = select.select(
+                [self._answers, *self._output.readers], writers, [], min(left, _TICK_S)
+            )
             self._output.read()
             try:
                 if writable:
@@ -242,7 +246,11 @@ class Child:
             answer = json.loads(text)
         except ValueError:
             answer = None
-        if not isinstance(answer, dict) or answer.get("number") != self._number or not ("result" in answer or "error" in answer):
+        if (
+            not isinstance(answer, dict)
+            or answer.get("number") != self._number
+            or not ("result" in answer or "error" in answer)
+        ):
             self._crashed("the child answered with garbage", killed=True)
         return dict(answer or {})
 

@@ -65,7 +65,14 @@ def _winograd(config: Config) -> bool:
     """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole numbers."""
     if not (isinstance(config, ConvConfig) and _plain_2d(config)) or config.data_type is not DataType.FP32:
         return False
-    shape = (config.fil_h, config.fil_w, config.conv_stride_h, config.conv_stride_w, config.dilation_h, config.dilation_w)
+    shape = (
+        config.fil_h,
+        config.fil_w,
+        config.conv_stride_h,
+        config.conv_stride_w,
+        config.dilation_h,
+        config.dilation_w,
+    )
     return shape == (3, 3, 1, 1, 1, 1)
 
 

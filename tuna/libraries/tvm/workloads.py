@@ -6,7 +6,6 @@ attribute `layout_free`, which lets MetaSchedule change an argument's shape, so 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -39,18 +38,40 @@ def direct_channels_first(config: ConvConfig) -> list[Any]:
         y = topi.nn.group_conv2d_nchw(first, weight, stride, pad, dilation, config.group_count, accumulate)
     else:
         y = topi.nn.conv2d_nchw(first, weight, stride, pad, dilation, accumulate)
-    return [x, w, _answer(y, config, channels_first=True)]
+    return [x, w, _answer(y, config)]
 
 
 def direct_channels_last(config: ConvConfig) -> list[Any]:
-    """Direct convolution in NHWC with the weight in HWIO."""
+    """Direct convolution in NHWC with the weight in HWIO; written out because TOPI's marks the weight layout-free."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
-    stride, pad, dilation = _per_axis(config, "conv_stride"), _per_axis(config, "pad"), _per_axis(config, "dilation")
-    last = x if config.in_layout == "NHWC" else topi.transpose(x, (0, 2, 3, 1))
-    weight = topi.transpose(w, (1, 2, 3, 0) if config.fil_layout == "NHWC" else (2, 3, 1, 0))
-    y = topi.nn.conv(last, weight, stride, pad, dilation, 1, "NHWC", "HWIO", accumulate)
-    return [x, w, _answer(y, config, channels_first=False)]
+    at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
+    height, width = config.output_size
+    (sh, sw), (ph, pw), (dh, dw) = (_per_axis(config, name) for name in ("conv_stride", "pad", "dilation"))
+    data = x
+    if config.in_layout != "NHWC":
+        shape = (config.batchsize, config.in_h, config.in_w, config.in_channels)
+        data = te.compute(shape, lambda n, h, w, c: at_x(n, c, h, w), name="data_nhwc")
+    if ph or pw:
+        data = topi.nn.pad(data, (0, ph, pw, 0), (0, ph, pw, 0), name="data_pad")
+    kernel = te.compute(
+        (config.fil_h, config.fil_w, config.in_channels, config.out_channels),
+        lambda y, x, c, k: at_w(k, c, y, x),
+        name="kernel_hwio",
+    )
+    ry, rx = te.reduce_axis((0, config.fil_h), "ry"), te.reduce_axis((0, config.fil_w), "rx")
+    rc = te.reduce_axis((0, config.in_channels), "rc")
+    conv = te.compute(
+        (config.batchsize, height, width, config.out_channels),
+        lambda n, h, w, k: te.sum(
+            data[n, h * sh + ry * dh, w * sw + rx * dw, rc].astype(accumulate)
+            * kernel[ry, rx, rc, k].astype(accumulate),
+            axis=[ry, rx, rc],
+        ),
+        name="conv2d_nhwc",
+    )
+    y = conv if config.out_layout == "NHWC" else _like_output(config, lambda n, k, h, w: conv[n, h, w, k], "to_nchw")
+    return [x, w, _cast(y, config)]
 
 
 def blocked(config: ConvConfig) -> list[Any]:
@@ -129,20 +150,99 @@ def pointwise(config: ConvConfig) -> list[Any]:
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
     height, width = config.output_size
+    area = height * width
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
-    c = te.reduce_axis((0, config.in_channels), "c")
-    y = _like_output(
-        config,
-        lambda n, k, p: te.sum(
-            at_x(n, c, p // width, p % width).astype(accumulate) * at_w(k, c, 0, 0).astype(accumulate), axis=[c]
-        ),
-        "gemm",
-        pixels=height * width,
+    columns = te.compute(
+        (config.in_channels, config.batchsize * area),
+        lambda c, p: at_x(p // area, c, p % area // width, p % width),
+        name="pixels",
     )
-    last = config.out_layout == "NHWC"
-    y = te.compute(
-        config.output_shape,
-        (lambda n, h, w, k: y_at(n, h * width + w, k)) if last else (lambda n, k, h, w: y_at(n, k, h * width + w)),
-        name="reshape",
-    ) if (y_at := lambda *index: y[index]) else y
+    rows = te.compute((config.out_channels, config.in_channels), lambda k, c: at_w(k, c, 0, 0), name="weight_rows")
+    c = te.reduce_axis((0, config.in_channels), "c")
+    product = te.compute(
+        (config.out_channels, config.batchsize * area),
+        lambda k, p: te.sum(rows[k, c].astype(accumulate) * columns[c, p].astype(accumulate), axis=[c]),
+        name="gemm",
+    )
+    y = _like_output(config, lambda n, k, h, w: product[k, n * area + h * width + w], "reshape")
     return [x, w, _cast(y, config)]
+
+
+def winograd(config: ConvConfig) -> list[Any]:
+    """TOPI's winograd in NCHW, with the transform of the weight."""
+    x, w = _arguments(config)
+    pad = _per_axis(config, "pad")
+    y = topi.nn.conv2d_winograd_nchw(
+        _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout), (1, 1), pad, (1, 1), "float32"
+    )
+    return [x, w, _answer(y, config)]
+
+
+def gemm(config: GemmConfig) -> list[Any]:
+    """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch axis for one product."""
+    given, answered, accumulate = DTYPES[config.data_type]
+    batch = (config.batch_count,) if config.batch_count > 1 else ()
+    a_shape = (config.k, config.m) if config.trans_a else (config.m, config.k)
+    b_shape = (config.n, config.k) if config.trans_b else (config.k, config.n)
+    a = te.placeholder((*batch, *a_shape), name="A", dtype=given)
+    b = te.placeholder((*batch, *b_shape), name="B", dtype=given)
+    r = te.reduce_axis((0, config.k), "r")
+
+    def term(*index: Any) -> Any:
+        *lead, i, j = index
+        left = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
+        right = b[(*lead, j, r)] if config.trans_b else b[(*lead, r, j)]
+        return te.sum(left.astype(accumulate) * right.astype(accumulate), axis=[r])
+
+    c = te.compute((*batch, config.m, config.n), term, name="gemm")
+    if accumulate != answered:
+        c = te.compute(c.shape, lambda *index: c[index].astype(answered), name="cast")
+    return [a, b, c]
+
+
+def _arguments(config: ConvConfig) -> tuple[Any, Any]:
+    given = DTYPES[config.data_type][0]
+    x = te.placeholder(config.input_shape, name="X", dtype=given)
+    return x, te.placeholder(config.weight_shape, name="W", dtype=given)
+
+
+def _per_axis(config: ConvConfig, prefix: str) -> tuple[int, ...]:
+    axes = "dhw"[-config.spatial_dim :]
+    return tuple(getattr(config, f"{prefix}_{axis}") for axis in axes)
+
+
+def _channels_first(tensor: Any, layout: str) -> Any:
+    """The tensor in NC(D)HW, whatever its layout; the layouts are either that or N(D)HWC."""
+    if layout.endswith("C"):
+        rank = len(layout)
+        return topi.transpose(tensor, (0, rank - 1, *range(1, rank - 1)))
+    return tensor
+
+
+def _at(tensor: Any, layout: str) -> Callable[[Any, Any, Any, Any], Any]:
+    """Reads the 2D tensor by (batch or output channel, channel, row, column)."""
+    if layout.endswith("C"):
+        return lambda n, c, h, w: tensor[n, h, w, c]
+    return lambda n, c, h, w: tensor[n, c, h, w]
+
+
+def _like_output(config: ConvConfig, value: Callable[[Any, Any, Any, Any], Any], name: str) -> Any:
+    """A tensor in the answer's shape and layout from a function of (batch, channel, row, column)."""
+    if config.out_layout.endswith("C"):
+        return te.compute(config.output_shape, lambda n, h, w, k: value(n, k, h, w), name=name)
+    return te.compute(config.output_shape, value, name=name)
+
+
+def _cast(tensor: Any, config: ConvConfig) -> Any:
+    answered = DTYPES[config.data_type][1]
+    if str(tensor.dtype) == answered:
+        return tensor
+    return te.compute(tensor.shape, lambda *index: tensor[index].astype(answered), name="cast")
+
+
+def _answer(tensor: Any, config: ConvConfig) -> Any:
+    """A tensor in NC(D)HW in the answer's layout and type."""
+    if config.out_layout.endswith("C"):
+        rank = len(config.out_layout)
+        tensor = topi.transpose(tensor, (0, *range(2, rank), 1))
+    return _cast(tensor, config)

@@ -1,0 +1,183 @@
+"""Problem keys: MIOpen's own keys read and write back, and layers get the key that MIOpen gives them."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from miopen_files import real_file
+
+from tuna.configs import ConvConfig, DataType, Direction, parse_line
+from tuna.errors import BadInput
+from tuna.exports import perf_db, problem_key
+from tuna.exports.problem_key import NoKey, ProblemKey
+
+counts = st.integers(1, 2**31 - 1)
+
+
+@st.composite
+def problem_keys(draw: st.DrawFn) -> ProblemKey:
+    dims = draw(st.sampled_from([2, 3]))
+    sizes = st.tuples(*[counts] * dims)
+    small = st.tuples(*[st.integers(0, 9)] * dims)
+    default = {2: "NCHW", 3: "NCDHW"}[dims]
+    words = st.sampled_from([default, default.replace("C", "") + "C", "CHWN"])
+    return ProblemKey(
+        in_channels=draw(counts),
+        in_size=draw(sizes),
+        fil_size=draw(sizes),
+        out_channels=draw(counts),
+        out_size=draw(sizes),
+        batchsize=draw(counts),
+        pads=draw(small),
+        strides=draw(small),
+        dilations=draw(small),
+        layouts=draw(st.tuples(words, words, words)),
+        data_type=draw(st.sampled_from(["FP32", "FP16", "BF16", "INT8INT8INT32"])),
+        direction=draw(st.sampled_from("FBW")),
+        group_count=draw(st.integers(1, 64)),
+        casts=draw(st.sampled_from(["", "_ciFP8", "_ciFP8_cwBF8_coFP8"])),
+    )
+
+
+@given(problem_keys())
+def test_every_key_reads_back(key: ProblemKey) -> None:
+    assert problem_key.parse(key.text()) == key
+
+
+@given(problem_keys(), problem_keys())
+def test_keys_have_the_same_perf_order_exactly_if_they_share_a_perf_row(one: ProblemKey, other: ProblemKey) -> None:
+    assert (one.perf_order() == other.perf_order()) == (one.perf() == other.perf())
+    assert ProblemKey(**{**vars(one), "out_size": other.out_size[: len(one.out_size)]}).perf() == one.perf()
+
+
+def test_a_forward_layer() -> None:
+    (layer,) = parse_line("./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1")
+    assert isinstance(layer, ConvConfig)
+    assert problem_key.from_conv(layer).text() == "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
+
+
+def test_backward_directions_swap_the_sides_and_keep_groups() -> None:
+    text = "convfp16 -n 8 -c 32 -H 57 -W 57 -k 64 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 4 --in_layout NHWC -F 6"
+    keys = [problem_key.from_conv(layer).text() for layer in parse_line("./bin/MIOpenDriver " + text)]
+    assert keys == [
+        "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-B_g4",
+        "64-29-29-3x3-32-57-57-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-FP16-W_g4",
+    ]
+
+
+def test_the_output_size_counts_dilation() -> None:
+    layer = ConvConfig(1, 8, 9, 9, 8, 3, 3, dilation_h=2, dilation_w=2)
+    assert problem_key.from_conv(layer).out_size == (5, 5)
+
+
+def test_three_dimensions() -> None:
+    layer = ConvConfig(
+        *(2, 8, 14, 15, 16, 3, 3),
+        **{"spatial_dim": 3, "in_d": 7, "fil_d": 1, "pad_d": 0, "pad_h": 1, "pad_w": 1, "direction": Direction.FORWARD},
+        **{"conv_stride_d": 2, "dilation_d": 1, "in_layout": "NCDHW", "fil_layout": "NCDHW", "out_layout": "NCDHW"},
+    )
+    key = problem_key.from_conv(layer)
+    assert key.text() == "8-7-14-15-1x3x3-16-4-14-15-2-0x1x1-2x1x1-1x1x1-0-NCDHW-FP32-F"
+    assert (key.perf().in_d, key.perf().conv_stride_d, key.perf().dilation_d) == (7, 2, 1)
+
+
+def test_the_perf_fields_of_two_dimensions_are_those_of_mituna() -> None:
+    fields = problem_key.parse("1-161-700-5x20-32-81-350-2-2x9-2x2-1x1-0-NCHW-BF16-F").perf()
+    assert astuple(fields) == (
+        *("NCHW", "BF16", "F", 2, 1, 161, 700, 1, 5, 20, 1, 32, 2),
+        *(2, 9, 0, 2, 2, 0, 1, 1, 0, 0, 1),
+    )
+
+
+def test_every_field_of_a_synthetic_key_gets_its_own_number() -> None:
+    key = problem_key.parse("1-2-3-4-5x6x7-8-9-10-11-12-13x14x15-16x17x18-19x20x21-22-NCDHW-FP32-W_g32")
+    assert astuple(key.perf()) == (
+        *("NCDHW", "FP32", "W", 3, 1, 3, 4, 2, 6, 7, 5, 8, 12),
+        *(14, 15, 13, 17, 18, 16, 20, 21, 19, 22, 32),
+    )
+
+
+def test_int8_sums_are_written_as_32_bits_and_only_forward() -> None:
+    layer = ConvConfig(1, 8, 9, 9, 8, 3, 3, data_type=DataType.INT8)
+    assert problem_key.from_conv(layer).data_type == "INT8INT8INT32"
+    with pytest.raises(NoKey, match="forward only"):
+        problem_key.from_conv(layer.facing(Direction.BACKWARD_DATA))
+
+
+def test_a_transposed_layer_has_no_key() -> None:
+    with pytest.raises(NoKey, match="transposed"):
+        problem_key.from_conv(ConvConfig(1, 8, 9, 9, 8, 3, 3, mode="trans"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1-2-3",
+        "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-X",
+        "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F_q4",
+        "64-28-28-3x3-64-28-28-16-1x1x1-1x1-1x1-0-NCHW-FP32-F",
+        "064-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F",
+        "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-NCHW-NCHW-FP32-F",
+        "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F_g1",
+        "six-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F",
+    ],
+)
+def test_what_is_no_key_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="no find-db key"):
+        problem_key.parse(text)
+
+
+@given(st.text(alphabet="0123456789-xNCHWFP32_g", max_size=70))
+@settings(max_examples=200)
+def test_any_text_is_a_key_or_refused(text: str) -> None:
+    with contextlib.suppress(BadInput):
+        assert problem_key.parse(text).text() == text
+
+
+@pytest.mark.parametrize("name", ["gfx942130", "gfx90a68", "gfx90878", "gfx1030_36"])
+def test_the_keys_that_miopen_ships_read_and_write_back(name: str) -> None:
+    lines = real_file(f"{name}.HIP.fdb.txt.head").read_text().splitlines()
+    assert len(lines) > 20
+    for line in lines:
+        key = line.partition("=")[0]
+        parsed = problem_key.parse(key)
+        assert parsed.text() == key
+
+
+def test_miopens_keys_have_miopens_perf_rows() -> None:
+    """Every one of the 9,393 rows that MIOpen ships for gfx942 is the row of a key that it ships."""
+    text = bz2.decompress(real_file("gfx942130.HIP.fdb.txt.bz2").read_bytes()).decode()
+    ours = {problem_key.parse(line.partition("=")[0]).perf() for line in text.splitlines()}
+    assert len(ours) > 9393
+    theirs = {record.key for record in perf_db.read(real_file("gfx942130.trimmed.db"))}
+    assert len(theirs) > 200
+    assert theirs <= ours
+
+
+def test_a_layers_key_can_be_rebuilt_from_a_key_that_miopen_ships() -> None:
+    """From each shipped two-dimensional key a layer is made, and its key is the same text again."""
+    checked = 0
+    for line in real_file("gfx942130.HIP.fdb.txt.head").read_text().splitlines():
+        key = problem_key.parse(line.partition("=")[0])
+        if key.spatial_dim == 3:
+            continue
+        (cx, x), (cy, y) = (key.in_channels, key.in_size), (key.out_channels, key.out_size)
+        if key.direction != "F":
+            (cx, x), (cy, y) = (cy, y), (cx, x)
+        layer = ConvConfig(
+            *(key.batchsize, cx, *x, cy, *key.fil_size, *key.pads, *key.strides, *key.dilations, key.group_count),
+            direction=Direction(key.direction),
+            data_type=DataType(key.data_type),
+            in_layout=key.layouts[0],
+            fil_layout=key.layouts[1],
+            out_layout=key.layouts[2],
+        )
+        assert problem_key.from_conv(layer).text() == key.text()
+        checked += 1
+    assert checked > 100

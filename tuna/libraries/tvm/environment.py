@@ -1,0 +1,83 @@
+"""What is installed here for TVM, told without importing it: versions from package metadata, the CPU from the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tuna.errors import LibraryMissing
+from tuna.libraries.base import Environment
+from tuna.settings import get_settings
+from tuna.workers.devices import eval_cpus
+from tuna.workers.sandbox import Child, ChildCrashed, ChildFailed, ChildTimeout
+
+#: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is the likely cause).
+GOOD_FFI = "0.1.14.post1"
+_HINT = "pip install 'tuna[tvm]'"
+_HOST_TIMEOUT_S = 120.0
+
+
+def tvm_version() -> str:
+    """The version of the installed TVM; raises LibraryMissing when there is none, or one that is known to crash."""
+    try:
+        found, ffi = version("apache-tvm"), version("apache-tvm-ffi")
+    except PackageNotFoundError:
+        raise LibraryMissing("TVM is not installed.", hint=_HINT) from None
+    if ffi != GOOD_FFI:
+        raise LibraryMissing(f"TVM {found} crashes with apache-tvm-ffi {ffi}; it needs {GOOD_FFI}.", hint=_HINT)
+    return found
+
+
+def describe() -> Environment:
+    """The environment of this machine: CPU, measuring cores, TVM."""
+    found = tvm_version()
+    model, flags = _cpu()
+    digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
+    mcpu = _mcpu(found, model, digest)
+    cores = len(eval_cpus())
+    target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
+    return Environment(
+        library="tvm",
+        library_version=found,
+        arch=mcpu,
+        num_cu=cores,
+        toolchain=f"tvm-{found}",
+        device=model,
+        target=json.dumps(target, sort_keys=True),
+        flags={"cpu_flags": digest},
+    )
+
+
+def _cpu() -> tuple[str, str]:
+    """Model name and instruction set flags of the first CPU."""
+    facts: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    return facts.get("model name", os.uname().machine), facts.get("flags", facts.get("Features", ""))
+
+
+def _mcpu(tvm: str, model: str, flags: str) -> str:
+    """LLVM's name of this CPU. Asking takes the seconds of an import of TVM, so the answer is kept in TUNA_HOME."""
+    key = hashlib.sha256(json.dumps([tvm, model, flags]).encode()).hexdigest()[:16]
+    cache = get_settings().home / "cache" / f"tvm-cpu-{key}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(cache.read_text())["mcpu"])
+    child = Child("tuna.libraries.tvm.compiler")
+    try:
+        mcpu = str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])
+    except (ChildCrashed, ChildTimeout, ChildFailed) as error:
+        raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
+    finally:
+        child.close()
+    with contextlib.suppress(OSError):  # without a cache it is asked again next time
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary = cache.with_suffix(f".{uuid.uuid4().hex}.tmp")
+        temporary.write_text(json.dumps({"mcpu": mcpu}))
+        os.replace(temporary, cache)
+    return mcpu
