@@ -9,7 +9,7 @@ import pytest
 
 
 def real_file(name: str) -> Path:
-    """A file of `miopen_db/` in TUNA_TEST_DATA, or in shared/data beside the repository; skips without it, fails in CI."""
+    """A file of `miopen_db/` in TUNA_TEST_DATA or in shared/data beside the repository; skips without, fails in CI."""
     default = Path(__file__).resolve().parents[3] / "shared" / "data"
     path = Path(os.environ.get("TUNA_TEST_DATA", default)) / "miopen_db" / name
     if not path.exists():

@@ -126,7 +126,7 @@ def duration(seconds: float | None) -> str:
     """A duration in its two largest units."""
     if seconds is None:
         return _DASH
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -91,7 +91,7 @@ def _described(environment: sa.Row[Any]) -> tuple[tuple[str, str], ...]:
 
 def _steps(connection: sa.Connection, session_id: int, environment_id: int) -> _Steps:
     by_name = sa.select(Device.name, Device.peak_gflops).where(Device.environment_id == environment_id)
-    peaks = dict(connection.execute(by_name).tuples().all())
+    peaks = {row[0]: row[1] for row in connection.execute(by_name)}
     of_session = sa.select(Job.id).where(Job.session_id == session_id)
     first, last = connection.execute(
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at)).where(
@@ -119,7 +119,7 @@ def _steps(connection: sa.Connection, session_id: int, environment_id: int) -> _
         for name, count, busy, start, end in connection.execute(query)
     )
     pairs = sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
-    return _Steps(first, last, devices, dict(connection.execute(pairs).tuples().all()))
+    return _Steps(first, last, devices, {row[0]: row[1] for row in connection.execute(pairs)})
 
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
@@ -266,7 +266,7 @@ def _by_cause(connection: sa.Connection, session_id: int, cause: Any, job_id: An
         .where(Job.session_id == session_id, cause.is_not(None))
         .group_by(cause)
     )
-    return dict(connection.execute(query).tuples().all())
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int) -> FailureFigures:
@@ -278,11 +278,14 @@ def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int
         .join(Solver, Solver.id == Job.solver_id)
         .where(Job.id == job_id)
     ).one()
+    on_such_a_step = StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
     reproduce = connection.execute(
         sa.select(StepResult.reproduce)
         .where(StepResult.job_id == job_id, StepResult.reproduce != "")
-        # Rather the command of an attempt that failed in this very way.
-        .order_by(sa.case((StepResult.cause == cause, 0), else_=1), StepResult.ok, StepResult.id)
+        # Rather the command of an attempt that failed in this very way, then of a step of the kind that can fail so.
+        .order_by(
+            sa.case((StepResult.cause == cause, 0), else_=1), sa.case((on_such_a_step, 0), else_=1), StepResult.id
+        )
         .limit(1)
     ).scalar_one_or_none()
     return FailureFigures(cause, trials, attempts, job_id, job.label, job.name, tail, reproduce or "")

@@ -56,6 +56,7 @@ class ExampleLibrary(Library):
         name = os.environ.get("TUNA_EXAMPLE_PROGRAM", "rocminfo")
         program = shutil.which(name)
         started_at = time.time()
+        cause: Cause | None
         if program is None:
             cause, output, seconds = Cause.INFRA, f"The program {name} is not installed.", 0.0
         else:

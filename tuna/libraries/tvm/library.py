@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tuna.configs import Config
@@ -141,7 +142,7 @@ class TvmLibrary(Library):
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         child = self._evaluator = self._evaluator or _child("evaluator", context, threads=len(context.cpus))
         try:
-            paths = {c.index: str(context.artifacts.path(c.artifact or "")) for c in item.candidates}
+            paths = {c.index: str(_loadable(c.artifact or "", context)) for c in item.candidates}
         except KeyError as error:
             return {"ok": False, "cause": Cause.ARTIFACT_LOST, "output_tail": f"artifact {error} is gone or damaged"}
         device = self._device(child)  # not part of the job's own time
@@ -212,6 +213,15 @@ def _child(module: str, context: RunContext, threads: int) -> Child:
         cpus=context.cpus,
         cwd=context.scratch,
     )
+
+
+def _loadable(digest: str, context: RunContext) -> Path:
+    """The artifact under a name that TVM takes for a shared library; raises KeyError when it is gone or damaged."""
+    link = context.scratch / f"{digest}.so"
+    target = context.artifacts.path(digest)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    return link
 
 
 def _timed(trial: Trial, times_ms: Sequence[float]) -> Trial:
