@@ -6,6 +6,7 @@ crashes or hangs them: that candidate is a failed trial, and the next one is tri
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -217,11 +218,9 @@ def _child(module: str, context: RunContext, threads: int) -> Child:
 
 def _loadable(digest: str, context: RunContext) -> Path:
     """The artifact under a name that TVM takes for a shared library; raises KeyError when it is gone or damaged."""
-    link = context.scratch / f"{digest}.so"
-    target = context.artifacts.path(digest)
-    link.unlink(missing_ok=True)
-    link.symlink_to(target)
-    return link
+    named = context.scratch / f"{digest}.so"
+    shutil.copyfile(context.artifacts.path(digest), named)  # a copy: TVM looks through a link, at the name behind it
+    return named
 
 
 def _timed(trial: Trial, times_ms: Sequence[float]) -> Trial:
