@@ -50,24 +50,19 @@ def _print_winners(session_id: int) -> bool:
     """Print the best solver of each layer; says whether every layer has one."""
     from tuna.cli.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.figures import collect
+    from tuna.reports import read_figures
 
     with reading(open_database()) as connection:
-        figures = collect(connection, session_id)
-    rows = [
-        (
-            layer.label,
-            layer.solver or "-",
-            _number(layer.time_ms),
-            _number(layer.gflops, 1),
-            _share(layer.peak_share),
-            layer.trials,
-        )
-        for layer in figures.layers
-    ]
-    columns = ("layer", "best solver", "ms", "GFLOP/s", "of peak", "trials")
-    print_table("", columns, rows, right=(2, 3, 4, 5))
-    return all(layer.solver for layer in figures.layers)
+        layers = read_figures(connection, session_id).layers
+    rows = []
+    for layer in layers:
+        best = layer.best
+        figures = (_number(best.time_ms), _number(best.gflops, 1)) if best else ("-", "-")
+        name = best.solver if best else layer.no_winner
+        rows.append((layer.label, name, *figures, _share(layer.peak_share), layer.trials, layer.failed))
+    columns = ("layer", "best solver", "ms", "GFLOP/s", "of peak", "trials", "failed")
+    print_table("", columns, rows, right=(2, 3, 4, 5, 6))
+    return all(layer.best for layer in layers)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
