@@ -130,11 +130,10 @@ def _find(task: _Task, path: Path) -> tuple[int, int]:
 
 def _find_records(task: _Task) -> Iterator[FindRecord]:
     for key, entries in task.groups(_by_find_key, _refuse_find):
-        direction = problem_key.parse(key).direction
         if len(entries) > task.top:
             task.skipped[f"slower than the {task.top} fastest of its config"] += len(entries) - task.top
         task.configs += 1
-        yield FindRecord(key, tuple(_find_item(entry, direction) for entry in entries[: task.top]))
+        yield FindRecord(key, tuple(map(_find_item, entries[: task.top])))
 
 
 def _refuse_find(row: Winner) -> str:
@@ -143,8 +142,8 @@ def _refuse_find(row: Winner) -> str:
     return "" if find_db.is_word(row.solver) else "its solver's name holds characters that separate entries"
 
 
-def _find_item(entry: Entry, direction: str) -> FindItem:
-    algorithm = find_db.algorithm_name(entry.algorithm, direction)
+def _find_item(entry: Entry) -> FindItem:
+    algorithm = find_db.algorithm_name(entry.algorithm, entry.name)
     return FindItem(entry.solver, entry.time_ms, entry.workspace_bytes, algorithm)
 
 
@@ -236,8 +235,9 @@ def _problem(row: Winner) -> ProblemKey:
 
 
 def _by_find_key(row: Winner) -> tuple[str, str]:
-    text = _problem(row).text()
-    return text, text
+    """The find-db key, and the direction that the algorithm's name needs."""
+    problem = _problem(row)
+    return problem.text(), problem.direction
 
 
 def _by_perf_key(row: Winner) -> tuple[str, str]:

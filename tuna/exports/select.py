@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     key: str
     time_ms: float
     solver: str
-    name: str  #: what the format calls the config (a find-db key, a driver command)
+    name: str  #: what else the format needs of the config (its find-db key or its direction)
     config_key: str
     algorithm: str
     workspace_bytes: int
