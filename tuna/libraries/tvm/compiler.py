@@ -1,88 +1,91 @@
-"""The compile child: proposes candidates from MetaSchedule's space and builds them; served by `tuna.workers.child`.
+"""The compile child: proposes candidates from the MetaSchedule space and builds them. Runs in a sandbox, imports TVM.
 
-Everything follows from the request: the same config, solver, target, seed and count give the same candidates, in any process, so that
-a child that is started after a crash can go on where the last one died.
+Proposals are a function of (layer, solver, target, seed, count), so that a child which replaces a crashed one proposes
+the same candidates again.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from pathlib import Path
 from typing import Any
 
+import tvm
+from tvm.s_tir import meta_schedule as ms
+
 from tuna.configs import from_json
+from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.boot import import_intrinsics
 
-import_intrinsics()
 
-import tvm  # noqa: E402
-from tvm.s_tir import meta_schedule as ms  # noqa: E402
+def host(**_: Any) -> dict[str, Any]:
+    """LLVM's name for this machine's CPU."""
+    from tvm.target import codegen
 
-from tuna.libraries.tvm import workloads  # noqa: E402
-
-#: Each round asks for what is missing, since candidates that cannot be finished are dropped; after this many it makes do.
-_ROUNDS = 4
-_proposed: dict[str, list[Any]] = {}
+    return {"mcpu": str(codegen.llvm_get_system_cpu())}
 
 
-def propose(config: dict[str, Any], solver: str, target: dict[str, Any], seed: int, count: int) -> dict[str, Any]:
-    """The workload and up to `count` different random candidates as JSON texts (`records`: trace, target, arguments)."""
-    module = workloads.make(solver, from_json(config))
-    built_for = tvm.target.Target(target)
+def propose(**job: Any) -> dict[str, Any]:
+    """The workload and the params of each candidate, both as JSON text."""
+    module, candidates = _proposals(json.dumps(job, sort_keys=True))
     workload = ms.database.Workload(module)
-    _proposed.clear()
-    candidates, records = [], []
-    for candidate in _sample(module, built_for, seed, count):
-        record = ms.database.TuningRecord(candidate.sch.trace, workload, None, built_for, candidate.args_info)
-        trace, _, *rest = record.as_json()
-        candidates.append(candidate)
-        records.append(json.dumps([_plain(trace), *map(_plain, rest)], separators=(",", ":")))
-    _proposed["candidates"], _proposed["target"] = candidates, [built_for]
-    return {"workload": json.dumps(_plain(workload.as_json()), separators=(",", ":")), "records": records}
+    target = _target(job["target"])
+    params = [
+        _text(ms.database.TuningRecord(c.sch.trace, workload, None, target, c.args_info).as_json()) for c in candidates
+    ]
+    return {"workload": _text(workload.as_json()), "params": params}
 
 
-def build(index: int, path: str) -> dict[str, Any]:
-    """Compile candidate `index` of the last proposal to a shared library at `path`."""
+def build(index: int, path: str, **job: Any) -> dict[str, Any]:
+    """Build one candidate into a shared library at `path`; returns the seconds that took."""
+    _, candidates = _proposals(json.dumps(job, sort_keys=True))
     started = time.perf_counter()
-    (target,) = _proposed["target"]
-    module = _proposed["candidates"][index].sch.mod
+    module = candidates[index].sch.mod
     module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    tvm.tirx.build(module, target=target).export_library(path)
-    return {"build_s": time.perf_counter() - started, "bytes": Path(path).stat().st_size}
+    tvm.tirx.build(module, target=_target(job["target"])).export_library(path)
+    return {"seconds": time.perf_counter() - started}
 
 
-def _sample(module: Any, target: Any, seed: int, count: int) -> list[Any]:
+@functools.lru_cache(maxsize=1)
+def _proposals(job_text: str) -> tuple[Any, list[Any]]:
+    job = json.loads(job_text)
+    import_intrinsics()
+    target = _target(job["target"])
+    with target:
+        module = workloads.make(job["solver"], from_json(job["config"]))
     context = ms.TuneContext(
         mod=module,
         target=target,
         space_generator="post-order-apply",
         search_strategy="replay-trace",
         num_threads=1,
-        rand_state=seed % (2**31 - 2) + 1,
-        task_name="main",
+        rand_state=max(1, job["seed"]),
+        task_name="tuna",
     )
-    context.pre_tuning(_ROUNDS * count, count, context.generate_design_space())
-    found: dict[str, Any] = {}
-    for _ in range(_ROUNDS):
-        for candidate in context.generate_measure_candidates() or []:
-            found.setdefault(str(candidate.sch.trace), candidate)
-        if len(found) >= count:
-            break
-    return list(found.values())[:count]
+    context.pre_tuning(job["count"], job["count"], context.generate_design_space())
+    return module, list(context.generate_measure_candidates() or [])
+
+
+def _target(text: str) -> Any:
+    return tvm.target.Target(json.loads(text))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
     """TVM's containers and numbers as Python's."""
-    if isinstance(value, str | None):
-        return None if value is None else str(value)
-    if isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float | int):
         return value
+    if isinstance(value, str):
+        return str(value)
     if hasattr(value, "items"):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
-        return value.value
-    return [_plain(item) for item in value]
+    if hasattr(value, "__iter__"):
+        return [_plain(item) for item in value]
+    return int(value)
 
 
-HANDLERS = {"propose": propose, "build": build}
+HANDLERS = {"host": host, "propose": propose, "build": build}

@@ -1,117 +1,117 @@
-"""The right answers, by NumPy in double precision and independently of TVM, and how far a kernel's answer may be from them."""
+"""The independent answer: layers computed by NumPy in double precision, straight from their definition. No TVM here."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.configs.values import DataType
+from tuna.libraries.tvm.solvers import DTYPES
 
-Array = npt.NDArray[Any]
-
-#: Largest error, relative to the largest magnitude in the right answer. Half types: inputs are exact, sums are kept in fp32, so the
-#: one rounding of the answer counts (2^-11 and 2^-8); fp32: long sums in any order, and winograd's transforms.
-TOLERANCES = {DataType.FP32: 2e-5, DataType.FP16: 1e-3, DataType.BF16: 8e-3, DataType.INT8: 0.0}
-#: What stands in whole numbers for the NaN that fills an answer before the kernel runs.
-SENTINEL = -(2**31)
+#: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of summation, and
+#: winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32. INT8 is exact.
+TOLERANCE = {DataType.FP32: 1e-4, DataType.FP16: 2e-3, DataType.BF16: 1.6e-2, DataType.INT8: 0.0}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs of a layer as the kernel gets them, and its right answer in float64; bf16 arrays hold the bits as uint16."""
+    """Inputs of a layer and the right answer to them."""
 
-    inputs: tuple[Array, Array]
-    answer: Array
+    inputs: tuple[Any, Any]  #: in the config's types and layouts
+    expected: Any  #: float64, in the answer's layout
+    answer_type: str
     tolerance: float
 
+    def blank(self) -> Any:
+        """An output buffer that no kernel would write by chance: NaN, or the smallest integer."""
+        kind = np_type(self.answer_type)
+        fill = np.iinfo(kind).min if np.issubdtype(kind, np.integer) else np.nan
+        return np.full(self.expected.shape, fill, dtype=kind)
 
-def make_problem(config: Config, seed: int = 0) -> Problem:
-    """Random inputs for `config` and the answer to them."""
+    def error(self, answer: Any) -> float:
+        """Largest error relative to the largest magnitude; infinite where the answer was not written."""
+        values = np.asarray(answer).astype(np.float64)
+        if not np.all(np.isfinite(values)):
+            return float("inf")
+        scale = float(np.max(np.abs(self.expected))) or 1.0
+        return float(np.max(np.abs(values - self.expected))) / scale
+
+
+def np_type(name: str) -> Any:
+    """NumPy's type of that name, bfloat16 included."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def make(config: Config, seed: int = 0) -> Problem:
+    """Random inputs for `config`, the same for every solver of it, and their answer."""
     generator = np.random.default_rng(seed)
-    if isinstance(config, GemmConfig):
-        batch = (config.batch_count,) if config.batch_count > 1 else ()
-        shapes = (
-            (*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))),
-            (*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))),
-        )
+    if isinstance(config, ConvConfig):
+        shapes, answer = (config.input_shape, config.weight_shape), convolve
     else:
-        shapes = (config.input_shape, config.weight_shape)
-    first, second = (_random(generator, shape, config.data_type) for shape in shapes)
-    exact = (widen(first, config.data_type), widen(second, config.data_type))
-    answer = multiply(config, *exact) if isinstance(config, GemmConfig) else convolve(config, *exact)
-    return Problem((first, second), answer, TOLERANCES[config.data_type])
+        shapes, answer = gemm_shapes(config), multiply  # type: ignore[assignment]
+    given, answered, _ = DTYPES[config.data_type]
+    first, second = (_random(generator, shape, given) for shape in shapes)
+    expected = answer(config, first.astype(np.float64), second.astype(np.float64))  # type: ignore[arg-type]
+    return Problem((first, second), expected, answered, TOLERANCE[config.data_type])
 
 
-def blank(problem: Problem, data_type: DataType) -> Array:
-    """An answer that nobody has written yet: NaN, or `SENTINEL` in whole numbers."""
-    shape = problem.answer.shape
-    if data_type is DataType.INT8:
-        return np.full(shape, SENTINEL, np.int32)
-    if data_type is DataType.BF16:
-        return np.full(shape, 0x7FC0, np.uint16)
-    return np.full(shape, np.nan, np.float16 if data_type is DataType.FP16 else np.float32)
+def _random(generator: Any, shape: tuple[int, ...], name: str) -> Any:
+    if name == "int8":
+        return generator.integers(-8, 8, size=shape, dtype=np.int8)
+    return generator.uniform(-1.0, 1.0, size=shape).astype(np_type(name))
 
 
-def max_error(problem: Problem, answer: Array, data_type: DataType) -> float:
-    """Largest error relative to the right answer's largest magnitude; infinite if anything is not a number."""
-    values = answer.astype(np.float64) if data_type is DataType.INT8 else widen(answer, data_type)
-    if values.shape != problem.answer.shape or not np.isfinite(values).all():
-        return float("inf")
-    largest = float(np.max(np.abs(problem.answer), initial=0.0)) or 1.0
-    return float(np.max(np.abs(values - problem.answer), initial=0.0)) / largest
+def gemm_shapes(config: GemmConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B as they are stored."""
+    batch = (config.batch_count,) if config.batch_count > 1 else ()
+    a = (config.k, config.m) if config.trans_a else (config.m, config.k)
+    b = (config.n, config.k) if config.trans_b else (config.k, config.n)
+    return (*batch, *a), (*batch, *b)
 
 
-def convolve(config: ConvConfig, x: Array, w: Array) -> Array:
-    """The forward convolution in float64: one matrix product for each tap of the filter and each group."""
-    size = config.spatial_dim
-    first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
-    axes = "dhw"[3 - size :]
-    stride, pad, dilation = (
-        [int(getattr(config, f"{name}_{axis}")) for axis in axes] for name in ("conv_stride", "pad", "dilation")
-    )
-    padded = np.pad(first, [(0, 0), (0, 0), *((p, p) for p in pad)])
-    groups, batch = config.group_count, config.batchsize
-    out = np.zeros((batch, groups, config.out_channels // groups, int(np.prod(config.output_size))))
-    weight = weight.reshape(groups, config.out_channels // groups, -1, *weight.shape[2:])
-    for tap in np.ndindex(*weight.shape[3:]):
-        window = tuple(
-            slice(t * d, t * d + (o - 1) * s + 1, s)
-            for t, d, o, s in zip(tap, dilation, config.output_size, stride, strict=True)
-        )
-        pixels = padded[(slice(None), slice(None), *window)].reshape(batch, groups, config.in_channels // groups, -1)
-        out += np.matmul(weight[(slice(None), slice(None), slice(None), *tap)], pixels)
-    answer = out.reshape(batch, config.out_channels, *config.output_size)
-    return np.moveaxis(answer, 1, -1) if config.out_layout.endswith("C") else answer
-
-
-def multiply(config: GemmConfig, a: Array, b: Array) -> Array:
-    """The matrix product in float64."""
+def multiply(config: GemmConfig, a: Any, b: Any) -> Any:
+    """A times B."""
     left = np.swapaxes(a, -1, -2) if config.trans_a else a
     right = np.swapaxes(b, -1, -2) if config.trans_b else b
-    return np.asarray(np.matmul(left, right))
+    return left @ right
 
 
-def widen(array: Array, data_type: DataType) -> Array:
-    """The values as float64; bf16 comes as its bits."""
-    if data_type is DataType.BF16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+def convolve(config: ConvConfig, x: Any, w: Any) -> Any:
+    """The forward convolution, summed over the taps of the filter; in the answer's layout."""
+    x, w = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
+    axes = "dhw"[-config.spatial_dim :]
+    pads = [(getattr(config, f"pad_{axis}"),) * 2 for axis in axes]
+    strides = [getattr(config, f"conv_stride_{axis}") for axis in axes]
+    dilations = [getattr(config, f"dilation_{axis}") for axis in axes]
+    x = np.pad(x, [(0, 0), (0, 0), *pads])
+    groups, out = config.group_count, config.output_size
+    batch, per_in, per_out = config.batchsize, config.in_channels // groups, config.out_channels // groups
+    y = np.zeros((batch, config.out_channels, *out))
+    for tap in itertools.product(*(range(size) for size in w.shape[2:])):
+        starts = [position * dilation for position, dilation in zip(tap, dilations, strict=True)]
+        window = tuple(
+            slice(start, start + (size - 1) * stride + 1, stride)
+            for start, size, stride in zip(starts, out, strides, strict=True)
+        )
+        part = x[(slice(None), slice(None), *window)]
+        for group in range(groups):
+            ins = slice(group * per_in, (group + 1) * per_in)
+            outs = slice(group * per_out, (group + 1) * per_out)
+            weight = w[(outs, slice(None), *tap)]
+            flat = part[:, ins].reshape(batch, per_in, -1)
+            y[:, outs] += (weight @ flat).reshape(batch, per_out, *out)
+    if config.out_layout.endswith("C"):
+        y = np.moveaxis(y, 1, -1)
+    return np.ascontiguousarray(y)
 
 
-def _random(generator: np.random.Generator, shape: tuple[int, ...], data_type: DataType) -> Array:
-    if data_type is DataType.INT8:
-        return generator.integers(-8, 8, shape, dtype=np.int8, endpoint=True)
-    values = generator.uniform(-1.0, 1.0, shape).astype(np.float32)
-    if data_type is DataType.FP16:
-        return values.astype(np.float16)
-    if data_type is DataType.BF16:
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values
-
-
-def _channels_first(array: Array, layout: str) -> Array:
-    return np.moveaxis(array, -1, 1) if layout.endswith("C") else array
+def _channels_first(tensor: Any, layout: str) -> Any:
+    return np.moveaxis(tensor, -1, 1) if layout.endswith("C") else tensor

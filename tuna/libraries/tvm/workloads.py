@@ -146,98 +146,103 @@ def im2col(config: ConvConfig) -> list[Any]:
 
 
 def pointwise(config: ConvConfig) -> list[Any]:
-    """A 1x1 convolution as one matrix product per image, over all its pixels."""
+    """A 1x1 convolution as one matrix product over all pixels."""
     x, w = _arguments(config)
     accumulate = DTYPES[config.data_type][2]
-    pixels, last = config.in_h * config.in_w, config.out_layout == "NHWC"
+    height, width = config.output_size
+    area = height * width
     at_x, at_w = _at(x, config.in_layout), _at(w, config.fil_layout)
+    columns = te.compute(
+        (config.in_channels, config.batchsize * area),
+        lambda c, p: at_x(p // area, c, p % area // width, p % width),
+        name="pixels",
+    )
+    rows = te.compute((config.out_channels, config.in_channels), lambda k, c: at_w(k, c, 0, 0), name="weight_rows")
     c = te.reduce_axis((0, config.in_channels), "c")
-
-    def term(n: Any, k: Any, p: Any) -> Any:
-        image = at_x(n, c, p // config.in_w, p % config.in_w)
-        return te.sum(image.astype(accumulate) * at_w(k, c, 0, 0).astype(accumulate), axis=[c])
-
-    if last:
-        product = te.compute(
-            (config.batchsize, pixels, config.out_channels), lambda n, p, k: term(n, k, p), name="gemm"
-        )
-    else:
-        product = te.compute(
-            (config.batchsize, config.out_channels, pixels), lambda n, k, p: term(n, k, p), name="gemm"
-        )
-    return [x, w, _cast(topi.reshape(product, config.output_shape), config)]
+    product = te.compute(
+        (config.out_channels, config.batchsize * area),
+        lambda k, p: te.sum(rows[k, c].astype(accumulate) * columns[c, p].astype(accumulate), axis=[c]),
+        name="gemm",
+    )
+    y = _like_output(config, lambda n, k, h, w: product[k, n * area + h * width + w], "reshape")
+    return [x, w, _cast(y, config)]
 
 
 def winograd(config: ConvConfig) -> list[Any]:
-    """TOPI's F(4x4, 3x3) in NCHW, with the transformation of the weight."""
+    """TOPI's winograd in NCHW, with the transform of the weight."""
     x, w = _arguments(config)
-    first, weight = _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout)
     pad = _per_axis(config, "pad")
-    y = topi.nn.conv2d_winograd_nchw(first, weight, (1, 1), pad, (1, 1), DTYPES[config.data_type][2])
-    return [x, w, _answer(y, config, channels_first=True)]
+    y = topi.nn.conv2d_winograd_nchw(
+        _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout), (1, 1), pad, (1, 1), "float32"
+    )
+    return [x, w, _answer(y, config)]
 
 
 def gemm(config: GemmConfig) -> list[Any]:
-    """A matrix product, with a leading batch axis if there is more than one."""
-    dtype, _, accumulate = DTYPES[config.data_type]
+    """C[b, i, j] = sum over r of A[b, i, r] * B[b, r, j], with A or B stored transposed; no batch axis for one product."""
+    given, answered, accumulate = DTYPES[config.data_type]
     batch = (config.batch_count,) if config.batch_count > 1 else ()
-    a = te.placeholder((*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), dtype, name="A")
-    b = te.placeholder((*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))), dtype, name="B")
-    k = te.reduce_axis((0, config.k), "k")
+    a_shape = (config.k, config.m) if config.trans_a else (config.m, config.k)
+    b_shape = (config.n, config.k) if config.trans_b else (config.k, config.n)
+    a = te.placeholder((*batch, *a_shape), name="A", dtype=given)
+    b = te.placeholder((*batch, *b_shape), name="B", dtype=given)
+    r = te.reduce_axis((0, config.k), "r")
 
     def term(*index: Any) -> Any:
-        *which, i, j = index
-        left = a[(*which, k, i) if config.trans_a else (*which, i, k)]
-        right = b[(*which, j, k) if config.trans_b else (*which, k, j)]
-        return te.sum(left.astype(accumulate) * right.astype(accumulate), axis=[k])
+        *lead, i, j = index
+        left = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
+        right = b[(*lead, j, r)] if config.trans_b else b[(*lead, r, j)]
+        return te.sum(left.astype(accumulate) * right.astype(accumulate), axis=[r])
 
-    if batch:
-        c = te.compute((*batch, config.m, config.n), lambda g, i, j: term(g, i, j), name="matmul")
-    else:
-        c = te.compute((config.m, config.n), lambda i, j: term(i, j), name="matmul")
-    return [a, b, _cast(c, config)]
+    c = te.compute((*batch, config.m, config.n), term, name="gemm")
+    if accumulate != answered:
+        c = te.compute(c.shape, lambda *index: c[index].astype(answered), name="cast")
+    return [a, b, c]
 
 
 def _arguments(config: ConvConfig) -> tuple[Any, Any]:
-    dtype = DTYPES[config.data_type][0]
-    return te.placeholder(config.input_shape, dtype, name="X"), te.placeholder(config.weight_shape, dtype, name="W")
+    given = DTYPES[config.data_type][0]
+    x = te.placeholder(config.input_shape, name="X", dtype=given)
+    return x, te.placeholder(config.weight_shape, name="W", dtype=given)
 
 
-def _per_axis(config: ConvConfig, name: str) -> tuple[int, ...]:
-    return tuple(int(getattr(config, f"{name}_{axis}")) for axis in "dhw"[3 - config.spatial_dim :])
+def _per_axis(config: ConvConfig, prefix: str) -> tuple[int, ...]:
+    axes = "dhw"[-config.spatial_dim :]
+    return tuple(getattr(config, f"{prefix}_{axis}") for axis in axes)
 
 
-def _at(tensor: Any, layout: str) -> Callable[..., Any]:
-    """Read a two-dimensional layer's tensor by (n, c, h, w) whatever its layout."""
-    if layout == "NHWC":
+def _channels_first(tensor: Any, layout: str) -> Any:
+    """The tensor in NC(D)HW, whatever its layout; the layouts are either that or N(D)HWC."""
+    if layout.endswith("C"):
+        rank = len(layout)
+        return topi.transpose(tensor, (0, rank - 1, *range(1, rank - 1)))
+    return tensor
+
+
+def _at(tensor: Any, layout: str) -> Callable[[Any, Any, Any, Any], Any]:
+    """Reads the 2D tensor by (batch or output channel, channel, row, column)."""
+    if layout.endswith("C"):
         return lambda n, c, h, w: tensor[n, h, w, c]
     return lambda n, c, h, w: tensor[n, c, h, w]
 
 
-def _like_output(config: ConvConfig, value: Callable[..., Any], name: str) -> Any:
-    """A tensor in the output's layout from its value at (n, k, h, w)."""
-    if config.out_layout == "NHWC":
+def _like_output(config: ConvConfig, value: Callable[[Any, Any, Any, Any], Any], name: str) -> Any:
+    """A tensor in the answer's shape and layout from a function of (batch, channel, row, column)."""
+    if config.out_layout.endswith("C"):
         return te.compute(config.output_shape, lambda n, h, w, k: value(n, k, h, w), name=name)
-    return te.compute(config.output_shape, lambda n, k, h, w: value(n, k, h, w), name=name)
+    return te.compute(config.output_shape, value, name=name)
 
 
-def _channels_first(tensor: Any, layout: str) -> Any:
-    if not layout.endswith("C"):
+def _cast(tensor: Any, config: ConvConfig) -> Any:
+    answered = DTYPES[config.data_type][1]
+    if str(tensor.dtype) == answered:
         return tensor
-    last = len(layout) - 1
-    return topi.transpose(tensor, (0, last, *range(1, last)))
+    return te.compute(tensor.shape, lambda *index: tensor[index].astype(answered), name="cast")
 
 
-def _answer(tensor: Any, config: ConvConfig, *, channels_first: bool) -> Any:
-    """The convolution's value in the config's output layout and type."""
-    last = config.out_layout.endswith("C")
-    if channels_first and last:
-        tensor = topi.transpose(tensor, (0, *range(2, len(tensor.shape)), 1))
-    elif not channels_first and not last:
-        tensor = topi.transpose(tensor, (0, len(tensor.shape) - 1, *range(1, len(tensor.shape) - 1)))
+def _answer(tensor: Any, config: ConvConfig) -> Any:
+    """A tensor in NC(D)HW in the answer's layout and type."""
+    if config.out_layout.endswith("C"):
+        rank = len(config.out_layout)
+        tensor = topi.transpose(tensor, (0, *range(2, rank), 1))
     return _cast(tensor, config)
-
-
-def _cast(tensor: Any, config: Config) -> Any:
-    wanted = DTYPES[config.data_type][1]
-    return tensor if str(tensor.dtype) == wanted else topi.cast(tensor, wanted)
