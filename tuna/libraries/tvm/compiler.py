@@ -18,6 +18,9 @@ from tuna.configs import from_json
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.boot import import_intrinsics
 
+#: A space with fewer different valid points than asked for ends after this many rounds.
+_ROUNDS = 4
+
 
 def host(**_: Any) -> dict[str, Any]:
     """LLVM's name for this machine's CPU."""
@@ -49,22 +52,30 @@ def build(index: int, path: str, **job: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _proposals(job_text: str) -> tuple[Any, list[Any]]:
+    """The module and up to `count` different candidates; a round gives fewer than asked, for invalid ones are dropped."""
     job = json.loads(job_text)
     import_intrinsics()
     target = _target(job["target"])
     with target:
         module = workloads.make(job["solver"], from_json(job["config"]))
-    context = ms.TuneContext(
-        mod=module,
-        target=target,
-        space_generator="post-order-apply",
-        search_strategy="replay-trace",
-        num_threads=1,
-        rand_state=max(1, job["seed"]),
-        task_name="tuna",
-    )
-    context.pre_tuning(job["count"], job["count"], context.generate_design_space())
-    return module, list(context.generate_measure_candidates() or [])
+    found: dict[str, Any] = {}
+    for number in range(_ROUNDS):
+        context = ms.TuneContext(
+            mod=module,
+            target=target,
+            space_generator="post-order-apply",
+            search_strategy="replay-trace",
+            num_threads=1,
+            rand_state=1 + (job["seed"] + number * 7919) % (2**31 - 2),
+            task_name="tuna",
+        )
+        missing = job["count"] - len(found)
+        context.pre_tuning(missing, missing, context.generate_design_space())
+        for candidate in context.generate_measure_candidates() or []:
+            found.setdefault(str(candidate.sch.trace), candidate)
+        if len(found) >= job["count"]:
+            break
+    return module, list(found.values())
 
 
 def _target(text: str) -> Any:
