@@ -167,7 +167,13 @@ def _worker_alone(count: int) -> float:
             for i in range(50)
         )
         chunk = Chunk(
-            id=new_id(), namespace="bench", library="noop", step="build", environment="", toolchain="noop-1", items=items
+            id=new_id(),
+            namespace="bench",
+            library="noop",
+            step="build",
+            environment="",
+            toolchain="noop-1",
+            items=items,
         )
         texts.append(chunk.model_dump_json())
         Leases(client, "bench", settings.lease_s).open([chunk.id])

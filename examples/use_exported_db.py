@@ -49,9 +49,7 @@ def convolve(flags, x, w):
         [ints[f"{name}_{axis}"] for axis in axes] for name in ("pad", "conv_stride", "dilation")
     )
     x = np.pad(x, [(0, 0), (0, 0), *((pad, pad) for pad in pads)])
-    sizes = [
-        (x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1 for i in range(len(axes))
-    ]
+    sizes = [(x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1 for i in range(len(axes))]
     groups = ints["group_count"]
     k = w.shape[0] // groups
     y = np.zeros((x.shape[0], w.shape[0], *sizes))
@@ -131,7 +129,9 @@ def main(directory):
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right
         sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
-        shape = f"{command} {sizes} k{flags.get('out_channels', '?')} {flags.get('fil_h', '?')}x{flags.get('fil_w', '?')}"
+        shape = (
+            f"{command} {sizes} k{flags.get('out_channels', '?')} {flags.get('fil_h', '?')}x{flags.get('fil_w', '?')}"
+        )
         name = f"{shape} s{flags.get('conv_stride_h', '?')}" if "gemm" not in command else layer["driver"][18:76]
         print(
             f"{name:<58} {layer['solver']:<20} {untuned_ms:>10.3f} {tuned_ms:>9.3f} {untuned_ms / tuned_ms:>6.1f}x "

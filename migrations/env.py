@@ -1,6 +1,7 @@
 """Alembic's entry: runs the revisions on the connection that `tuna.db.schema.upgrade` hands over."""
 
 from alembic import context
+
 from tuna.db.models import Base
 
 connection = context.config.attributes["connection"]

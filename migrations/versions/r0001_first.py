@@ -7,6 +7,7 @@ import uuid
 
 import sqlalchemy as sa
 from alembic import op
+
 from tuna.db.models import TABLE_OPTIONS as MYSQL
 from tuna.db.types import BigId, LongBlob, LongText, UtcDateTime
 

@@ -91,7 +91,9 @@ class ProgressView:
             self._bar.stop()
 
     def update(self, counts: _Counts) -> None:
-        """Show new counts."""
+        """Show new counts; nothing as long as there are no jobs."""
+        if not counts.total:
+            return
         note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
         if self._bar is not None:
             self._bar.update(self._task, completed=counts.finished, total=counts.total, note=note)

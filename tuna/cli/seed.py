@@ -17,8 +17,9 @@ _T = TypeVar("_T")
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(invoke_without_command=True, context_settings=_CONTEXT)
+@click.command(context_settings=_CONTEXT)
 @click.argument("library")
+@click.argument("action", required=False, type=click.Choice(["import_configs"]))
 @click.option("--init_session", is_flag=True, help="Create a session entry; needs -l.")
 @click.option("--update_solvers", is_flag=True, help="Store the solvers that the library has.")
 @click.option("--update_applicability", is_flag=True, help="Work out which solvers apply; needs --session_id.")
@@ -28,11 +29,13 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--enqueue_only", is_flag=True, help="Enqueue the step's jobs and drain the results.")
 @click.option("--session_id", type=click.IntRange(min=1), help="Tuning session id.")
 @click.option("-l", "--label", help="Reference text; with --update_applicability: the config tag.")
+@click.option("-t", "--tag", help="import_configs: tag for the layers.")
+@click.option("-f", "--file_name", type=click.Path(path_type=Path), help="import_configs: file of driver commands.")
+@click.option("--strict", is_flag=True, help="import_configs: import nothing if any line is rejected.")
 @click.option("--debug", is_flag=True, help="Show a traceback for every error.")
-@click.pass_context
 def _go_fish(
-    context: click.Context,
     library: str,
+    action: str | None,
     init_session: bool,
     update_solvers: bool,
     update_applicability: bool,
@@ -42,17 +45,18 @@ def _go_fish(
     enqueue_only: bool,
     session_id: int | None,
     label: str | None,
+    tag: str | None,
+    file_name: Path | None,
+    strict: bool,
     debug: bool,
 ) -> int:
-    """Prepare and run tuning sessions of LIBRARY."""
-    chosen = [init_session, update_solvers, update_applicability, list_solvers, execute, bool(fin_steps)]
-    if context.invoked_subcommand is not None:
-        if any(chosen):
-            raise BadInput(f"{context.invoked_subcommand} goes alone.")
-        return 0
+    """Prepare and run tuning sessions of LIBRARY; with import_configs, import layers."""
+    chosen = [init_session, update_solvers, update_applicability, list_solvers, execute, bool(fin_steps), bool(action)]
     if sum(chosen) != 1:
         raise BadInput("Say one thing to do.", hint=f"see: ./go_fish.py {library} --help")
-    if init_session:
+    if action:
+        actions.import_configs(_required(file_name, "-f"), _required(tag, "-t"), strict=strict)
+    elif init_session:
         actions.init_session(library, _required(label, "-l"))
     elif update_solvers:
         actions.update_solvers(library)
@@ -60,9 +64,8 @@ def _go_fish(
         rows = [(name, kinds, "yes" if tunable else "no") for name, kinds, tunable in actions.list_solvers(library)]
         print_table("", ("solver", "kinds", "tunable"), rows)
     else:
-        return _with_session(
-            library, _required(session_id, "--session_id"), update_applicability, label, fin_steps, enqueue_only
-        )
+        number = _required(session_id, "--session_id")
+        return _with_session(library, number, update_applicability, label, fin_steps, enqueue_only)
     return 0
 
 
@@ -93,16 +96,6 @@ def _required(value: _T | None, flag: str) -> _T:
     if value is None:
         raise BadInput(f"{flag} is missing.")
     return value
-
-
-@_go_fish.command("import_configs")
-@click.option("-t", "--tag", required=True, help="Tag for the layers.")
-@click.option("-f", "--file_name", required=True, type=click.Path(path_type=Path), help="File of driver commands.")
-@click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
-def _import_configs(tag: str, file_name: Path, strict: bool) -> int:
-    """Import layers from a file."""
-    actions.import_configs(file_name, tag, strict=strict)
-    return 0
 
 
 @click.command(context_settings=_CONTEXT)

@@ -49,7 +49,7 @@ def store(connection: sa.Connection, configs: Sequence[Config], tag: str) -> Sto
 
 def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
     statement = sa.select(models.Config.key, models.Config.id).where(models.Config.key.in_(keys))
-    return dict(connection.execute(statement).tuples().all()) if keys else {}
+    return {row.key: row.id for row in connection.execute(statement)} if keys else {}
 
 
 def _insert(connection: sa.Connection, configs: Sequence[Config]) -> None:

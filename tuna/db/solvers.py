@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import sqlalchemy as sa
@@ -51,7 +50,7 @@ def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = (
     statement = sa.select(models.Solver.name, models.Solver.id).where(
         models.Solver.library == library, models.Solver.valid.is_(True)
     )
-    known = dict(connection.execute(statement).tuples().all())
+    known = {row.name: row.id for row in connection.execute(statement)}
     if not known:
         raise BadInput(
             f"The solvers of {library} are not known yet.", hint=f"run: ./go_fish.py {library} --update_solvers"
@@ -106,17 +105,4 @@ def list_solvers(connection: sa.Connection, library: str) -> list[tuple[str, str
         .where(models.Solver.library == library, models.Solver.valid.is_(True))
         .order_by(models.Solver.name)
     )
-    return list(connection.execute(statement).tuples().all())
-
-
-def summary(connection: sa.Connection, session_id: int) -> dict[str, int]:
-    """For each solver the number of configs of the session that it can run."""
-    counts: dict[str, int] = defaultdict(int)
-    statement = (
-        sa.select(models.Solver.name, sa.func.count())
-        .join(SolverApplicability, SolverApplicability.solver_id == models.Solver.id)
-        .where(SolverApplicability.session_id == session_id)
-        .group_by(models.Solver.name)
-    )
-    counts.update(connection.execute(statement).tuples().all())
-    return dict(counts)
+    return [(row.name, row.kinds, row.tunable) for row in connection.execute(statement)]

@@ -89,7 +89,7 @@ def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int)
 def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[Any]) -> list[WorkItem]:
     configs = _configs(connection, {row.config_id for row in rows})
     named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
-    solvers: dict[int, str] = dict(connection.execute(named).tuples().all())
+    solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if not row.steps.startswith(step.name)]
     candidates = _candidates(connection, later)
     return [

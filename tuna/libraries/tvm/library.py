@@ -6,6 +6,7 @@ crashes or hangs them: that candidate is a failed trial, and the next one is tri
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
@@ -228,8 +229,10 @@ def _child(module: str, context: RunContext, threads: int) -> Child:
 
 def _loadable(digest: str, context: RunContext) -> Path:
     """The artifact under a name that TVM takes for a shared library; raises KeyError when it is gone or damaged."""
-    named = context.scratch / f"{digest}.so"
-    shutil.copyfile(context.artifacts.path(digest), named)  # a copy: TVM looks through a link, at the name behind it
+    checked, named = context.artifacts.path(digest), context.scratch / f"{digest}.so"
+    temporary = named.with_suffix(".tmp")
+    shutil.copyfile(checked, temporary)  # a copy: TVM looks through a link, at the name behind it
+    os.replace(temporary, named)  # never written in place: the child may have mapped it for an earlier attempt
     return named
 
 

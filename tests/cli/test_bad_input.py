@@ -1,0 +1,154 @@
+"""Bad input gets one clear sentence, a non-zero exit code, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuna.settings import get_settings
+
+Type = Callable[..., object]
+
+
+def _refused(ended: object, code: int, *words: str) -> None:
+    assert ended.code == code, ended
+    first, *rest = ended.err.strip().splitlines()
+    assert first.startswith("Error: "), ended.err
+    assert len(rest) <= 1, ended.err
+    for word in words:
+        assert word in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_an_unknown_library_is_named_with_those_there_are(type_in: Type) -> None:
+    _refused(type_in("tuna", "init-session", "nope", "-l", "x"), 3, "nope", "example", "tvm")
+
+
+def test_an_unknown_session_is_refused_by_every_command(type_in: Type) -> None:
+    for words in (
+        ("status",), ("applicability",), ("load-jobs",), ("run",), ("enqueue",), ("report",), ("export", "--form", "find"),
+    ):  # fmt: skip
+        _refused(type_in("tuna", words[0], "--session-id", 77, *words[1:]), 3, "no session 77")
+
+
+def test_an_unknown_tag_step_or_solver_is_named(loaded: Type) -> None:
+    _refused(loaded("tuna", "configs", "-t", "nope"), 3, "'nope'", "small")
+    _refused(loaded("load_job", "--session_id", 1, "-t", "nope", "-l", "x"), 3, "'nope'")
+    _refused(loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "fry", "-l", "x"), 3, "'fry'", "build")
+    _refused(loaded("load_job", "--session_id", 1, "-t", "small", "-s", "NoSuch", "-l", "x"), 3, "NoSuch", "Noop0")
+    _refused(loaded("go_fish", "noop", "--session_id", 1, "--fin_steps", "fry", "--enqueue_only"), 3, "'fry'")
+    assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"new": 20}
+
+
+def test_a_session_of_another_library_is_refused(loaded: Type) -> None:
+    _refused(loaded("go_fish", "example", "--update_applicability", "--session_id", 1), 2, "belongs to noop")
+
+
+@pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"\x7fELF\x00\x01\xff\xfe", "layers.bin")])
+def test_an_empty_or_binary_file_is_refused_before_anything_is_written(
+    type_in: Type, tmp_path: Path, home: Path, content: bytes, word: str
+) -> None:
+    path = tmp_path / "layers.bin"
+    path.write_bytes(content)
+    _refused(type_in("tuna", "import", path, "-t", "a"), 2, word)
+    assert not (home / "tuna.sqlite").exists()
+
+
+def test_a_missing_file_is_refused(type_in: Type) -> None:
+    _refused(type_in("tuna", "import", "nowhere.txt", "-t", "a"), 2, "nowhere.txt")
+
+
+def test_one_bad_line_loses_only_itself_unless_strict(type_in: Type, layers: Path) -> None:
+    with open(layers, "a") as lines:
+        lines.write("MIOpenDriver conv --no_such_flag 1 -F 1\n")
+    _refused_strict = type_in("tuna", "import", layers, "-t", "a", "--strict")
+    assert _refused_strict.code == 2
+    assert type_in("tuna", "configs", "-t", "a").code == 3
+    ended = type_in("tuna", "import", layers, "-t", "a")
+    assert ended.code == 0
+    assert "layers.txt:4" in ended.err
+    assert "no_such_flag" in ended.err
+    assert "2 accepted" in ended.out
+    assert "1 rejected" in ended.out
+
+
+def test_a_file_that_is_no_database_is_refused(type_in: Type, home: Path) -> None:
+    home.mkdir()
+    (home / "tuna.sqlite").write_bytes(b"this is not a database at all, it is only text" * 100)
+    _refused(type_in("tuna", "status"), 4, "not a database")
+
+
+def test_a_newer_schema_is_refused(type_in: Type, home: Path) -> None:
+    type_in("tuna", "status")
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    _refused(type_in("tuna", "status"), 4, "9999", "newer")
+
+
+def test_a_database_of_something_else_is_refused(type_in: Type, home: Path) -> None:
+    home.mkdir()
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        connection.execute("CREATE TABLE precious (id INTEGER)")
+    _refused(type_in("tuna", "status"), 4, "precious")
+    _refused(type_in("tuna", "db", "upgrade"), 4, "precious")
+
+
+def test_a_configured_database_is_not_upgraded_by_itself(
+    type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_DB_URL", f"sqlite:///{tmp_path}/team.sqlite")
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 4, "is empty", "tuna db upgrade")
+    assert type_in("tuna", "db", "upgrade").code == 0
+    assert type_in("tuna", "status").code == 0
+
+
+def test_a_database_server_that_is_not_there_is_one_sentence_without_the_password(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_DB_URL", "mysql+pymysql://me:hunter2@127.0.0.1:9/tuna")
+    get_settings.cache_clear()
+    ended = type_in("tuna", "status")
+    _refused(ended, 4, "127.0.0.1")
+    assert "hunter2" not in ended.err
+
+
+def test_a_broker_that_is_not_there_is_one_sentence_without_the_password(
+    loaded: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
+    get_settings.cache_clear()
+    ended = loaded("tuna", "enqueue", "--session-id", 1)
+    _refused(ended, 5, "127.0.0.1:9")
+    assert "hunter2" not in ended.err
+
+
+def test_a_bad_setting_is_named(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNA_MAX_ATTEMPTS", "none")
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "TUNA_MAX_ATTEMPTS")
+
+
+def test_a_home_that_cannot_be_made_is_named(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "file" / "home"))
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "file/home")
+
+
+def test_a_session_without_jobs_says_what_to_do(type_in: Type) -> None:
+    type_in("tuna", "init-session", "noop", "-l", "x")
+    _refused(type_in("tuna", "run", "--session-id", 1), 2, "no jobs", "load")
+    _refused(type_in("tuna", "load-jobs", "--session-id", 1, "-l", "x"), 2, "--update_solvers")
+
+
+def test_an_export_of_nothing_writes_nothing(loaded: Type, tmp_path: Path) -> None:
+    for flag in ("-p", "-f", "-k", "--tvm_db"):
+        ended = loaded("export_db", "--session_id", 1, flag)
+        assert ended.code != 0
+        assert ended.err.startswith("Error: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "layers.txt"]

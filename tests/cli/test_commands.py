@@ -1,0 +1,117 @@
+"""What commands print and leave behind."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from tuna.cli import look
+from tuna.cli.main import COMMANDS
+from tuna.pipeline.states import IN_FLIGHT
+
+Type = Callable[..., object]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_the_help_that_the_map_shows(name: str) -> None:
+    module, attribute, text = COMMANDS[name]
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.help
+    assert text.endswith(".")
+
+
+def test_help_imports_neither_sql_nor_celery_nor_tvm() -> None:
+    code = (
+        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['--help']);"
+        "print([m for m in ('sqlalchemy', 'celery', 'tvm', 'pydantic', 'numpy', 'rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_status_knows_the_same_states_in_flight_as_the_pipeline() -> None:
+    assert frozenset(state.value for state in IN_FLIGHT) == look._IN_FLIGHT
+
+
+def test_the_same_session_is_found_again(type_in: Type) -> None:
+    assert "session 1 (new)" in type_in("go_fish", "noop", "--init_session", "-l", "why").out
+    assert "session 1 (already there)" in type_in("tuna", "init-session", "noop", "-l", "why").out
+    assert "session 2 (new)" in type_in("tuna", "init-session", "noop", "-l", "else").out
+
+
+def test_a_second_import_adds_nothing(type_in: Type, layers: Path) -> None:
+    assert "2 layers: 2 added, 2 newly tagged" in type_in("tuna", "import", layers, "-t", "a").out
+    assert "2 layers: 0 added, 0 newly tagged" in type_in("tuna", "import", layers, "-t", "a").out
+    assert "2 layers: 0 added, 2 newly tagged" in type_in("tuna", "import", layers, "-t", "A").out
+
+
+def test_configs_prints_an_object_per_layer_under_miopens_names(type_in: Type, layers: Path) -> None:
+    type_in("tuna", "import", layers, "-t", "a")
+    ended = type_in("tuna", "configs", "--tag", "a", "--json")
+    first, second = (json.loads(line) for line in ended.out.splitlines())
+    assert (first["in_channels"], first["fil_h"], first["pad_w"], first["data_type"]) == (8, 3, 1, "FP32")
+    assert (second["out_channels"], second["in_layout"], second["direction"]) == (16, "NCHW", "F")
+
+
+def test_loading_the_same_jobs_twice_adds_them_once(loaded: Type) -> None:
+    again = loaded("load_job", "--session_id", 1, "-t", "small", "--fin_steps", "build,measure", "-o", "-l", "test")
+    assert again.out == "New jobs added: 0\n"
+    assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"new": 20}
+
+
+def test_another_step_list_gives_other_jobs_in_the_same_session(loaded: Type) -> None:
+    other = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small", "--steps", "build", "-s", "Noop3")
+    assert other.out == "New jobs added: 2\n"
+
+
+def test_only_the_named_solvers_get_jobs(loaded: Type, layers: Path) -> None:
+    loaded("go_fish", "noop", "--init_session", "-l", "two")
+    loaded("tuna", "applicability", "--session-id", 2, "-t", "small")
+    ended = loaded("load_job", "--session_id", 2, "--all_configs", "-s", "Noop1,Noop2", "-l", "x")
+    assert ended.out == "New jobs added: 4\n"
+
+
+def test_a_quote_in_every_text_option_is_only_text(type_in: Type, layers: Path) -> None:
+    nasty = "x' or '1'='1"
+    type_in("tuna", "init-session", "noop", "-l", nasty)
+    type_in("tuna", "import", layers, "-t", nasty)
+    type_in("tuna", "update-solvers", "noop")
+    type_in("tuna", "applicability", "--session-id", 1, "-t", nasty)
+    assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", nasty, "-l", nasty).out == "New jobs added: 20\n"
+    assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", "small' or '1'='1", "-l", "y").code == 3
+    assert json.loads(type_in("tuna", "status", "--json").out)[0]["reason"] == nasty
+
+
+def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None:
+    import shlex
+
+    from tuna.configs import parse_line
+    from tuna.libraries.base import WorkItem
+    from tuna.libraries.registry import get_library
+
+    config = parse_line("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -F 1")[0]
+    item = WorkItem(
+        job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=config.to_json(),
+        seed=7, options={"trials": 1},
+    )  # fmt: skip
+    words = shlex.split(get_library("noop").reproduce(item))
+    assert words[0] == "tuna"
+    ended = type_in(*words)
+    assert ended.code == 0
+    assert "ok" in ended.out
+
+
+def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
+    ended = type_in("tuna", "doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(ended.out)}
+    assert found["redis"]["ok"]
+    assert found["database"]["ok"]
+    assert found["artifacts"]["ok"]

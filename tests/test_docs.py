@@ -1,0 +1,64 @@
+"""The documents, the help texts and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic_settings import TomlConfigSettingsSource
+
+from tuna.cli.main import COMMANDS
+from tuna.db.models import Base
+from tuna.libraries.base import Cause
+from tuna.pipeline.states import State
+from tuna.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+USAGE = (ROOT / "docs" / "usage.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+README = (ROOT / "README.md").read_text()
+PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_in_the_documents(name: str) -> None:
+    assert f"tuna {name}" in USAGE + README
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_each_setting_is_in_the_documents(name: str) -> None:
+    assert f"`TUNA_{name.upper()}`" in USAGE
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_each_cause_is_in_the_documents(cause: Cause) -> None:
+    assert f"`{cause.value}`" in USAGE
+
+
+@pytest.mark.parametrize("state", State)
+def test_each_state_is_in_the_documents(state: State) -> None:
+    assert re.search(rf"\b{state.value}\b", ARCHITECTURE)
+
+
+@pytest.mark.parametrize("table", Base.metadata.tables)
+def test_each_table_is_in_the_documents(table: str) -> None:
+    assert f"`{table}`" in ARCHITECTURE
+
+
+def test_each_dependency_has_its_reason() -> None:
+    wanted = {re.split(r"[<>=;! ]", text)[0] for text in PROJECT["project"]["dependencies"]}
+    explained = set(re.findall(r"^\| ([a-z0-9-]+) \| ", ARCHITECTURE.split("## Dependencies")[1], re.MULTILINE))
+    assert explained - {"package"} == wanted
+
+
+def test_each_package_is_listed_for_the_build() -> None:
+    listed = set(PROJECT["tool"]["setuptools"]["packages"])
+    there = {".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("tuna/**/__init__.py")}
+    assert there == {name for name in listed if not name.startswith("tuna_migrations")}
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.name)
+def test_each_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -1,0 +1,68 @@
+"""What the child of the sandbox's tests can do, most of it bad."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+def echo(value: Any) -> dict[str, Any]:
+    return {"value": value, "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)), "env": dict(os.environ)}
+
+
+def fail() -> dict[str, Any]:
+    raise ValueError("no such luck")
+
+
+def crash() -> dict[str, Any]:
+    print("last words", flush=True)
+    ctypes.string_at(0)
+    return {}
+
+
+def leave(code: int) -> dict[str, Any]:
+    os._exit(code)
+
+
+def hang() -> dict[str, Any]:
+    """Never answer, together with a process that was started to help."""
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(f"helper {helper.pid}", flush=True)
+    time.sleep(600)
+    return {}
+
+
+def chatter(megabytes: int) -> dict[str, Any]:
+    for _ in range(megabytes):
+        os.write(1, b"x" * (1 << 20))
+    os.write(1, b"the end")
+    return {"done": True}
+
+
+def allocate(megabytes: int) -> dict[str, Any]:
+    return {"bytes": len(bytearray(megabytes << 20))}
+
+
+def garbage(text: str) -> dict[str, Any]:
+    """Write `text` where the answers go, as a stray file descriptor would."""
+    for fd in range(3, 64):
+        try:
+            if os.fstat(fd).st_mode & 0o170000 == 0o010000:
+                os.write(fd, text.encode())
+        except OSError:
+            continue
+    time.sleep(600)
+    return {}
+
+
+def large(megabytes: int) -> dict[str, Any]:
+    return {"text": "y" * (megabytes << 20)}
+
+
+HANDLERS = {
+    function.__name__: function for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large)
+}
