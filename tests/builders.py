@@ -203,7 +203,7 @@ def times_of_search(generator: random.Random, best_ms: float, trials: int) -> li
 
 def tuned_network(build: DatabaseBuilder, trials: int = 24) -> int:
     """A tvm session as a night of tuning leaves it: winners, failed trials, a layer without any winner."""
-    generator = random.Random(7)  # noqa: S311 (no secret)
+    generator = random.Random(7)
     session = build.session(reason="resnet50 nightly, batch 1")
     device = "znver5 cpu0@tuner-1"
     environment = build.connection.execute(sa.select(models.Session.environment_id).where(models.Session.id == session))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import uuid
 from pathlib import Path
 
@@ -74,7 +73,7 @@ class Artifacts:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_suffix(f".{uuid.uuid4().hex}.tmp")
             temporary.write_bytes(data)
-            os.replace(temporary, target)
+            temporary.replace(target)
         return target
 
     def _place(self, digest: str) -> str:

@@ -123,7 +123,9 @@ def test_a_broker_that_is_not_there_is_one_sentence_without_the_password(
     monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
     get_settings.cache_clear()
     ended = loaded("tuna", "enqueue", "--session-id", 1)
-    _refused(ended, 5, "127.0.0.1:9")
+    assert ended.code == 5
+    assert "Error: Redis at 127.0.0.1:9 cannot be used" in ended.err
+    assert "Traceback" not in ended.err
     assert "hunter2" not in ended.err
 
 

@@ -67,7 +67,7 @@ def test_the_order_in_which_rows_came_does_not_matter(tmp_path: Path, form: Form
             build = DatabaseBuilder(connection)
             session = build.session()
             pairs = [(driver, name) for driver in DRIVERS[:4] for name in ("A", "B", "C")]
-            random.Random(seed).shuffle(pairs)  # noqa: S311
+            random.Random(seed).shuffle(pairs)
             for driver, name in pairs:
                 config, solver = build.config(driver), build.solver(name)
                 job = build.job(session, config, solver)

@@ -191,7 +191,7 @@ def test_code_that_bzip2_does_not_shrink_is_stored_as_it_is(tmp_path: Path) -> N
 def test_a_damaged_kernel_is_refused(tmp_path: Path, damage: str) -> None:
     kernel_db.write(tmp_path / "k", [KernelRecord("a.so.o", "x", b"code" * 500)])
     connection = sqlite3.connect(tmp_path / "k")
-    connection.execute(f"UPDATE kern_db SET {damage}")  # noqa: S608 (own text)
+    connection.execute(f"UPDATE kern_db SET {damage}")
     connection.commit()
     connection.close()
     with pytest.raises(BadInput, match=r"the kernel a\.so\.o is damaged"):

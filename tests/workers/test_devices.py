@@ -16,7 +16,12 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "measuring", "compiling"),
-    [("", (5,), (0, 1, 4)), ("0", (0,), (1, 4, 5)), ("4-5,1", (1, 4, 5), (0,)), ("0,1,4,5", (0, 1, 4, 5), (0, 1, 4, 5))],
+    [
+        ("", (5,), (0, 1, 4)),
+        ("0", (0,), (1, 4, 5)),
+        ("4-5,1", (1, 4, 5), (0,)),
+        ("0,1,4,5", (0, 1, 4, 5), (0, 1, 4, 5)),
+    ],
 )
 def test_what_does_not_measure_compiles(
     four: None, chosen: str, measuring: tuple[int, ...], compiling: tuple[int, ...]

@@ -25,7 +25,11 @@ class Base(DeclarativeBase):
     """Root of the models."""
 
     metadata = sa.MetaData(naming_convention=_NAMING)
-    type_annotation_map = {datetime: UtcDateTime(), float: Double, dict[str, Any]: sa.JSON()}
+    type_annotation_map = {  # noqa: RUF012
+        datetime: UtcDateTime(),
+        float: Double,
+        dict[str, Any]: sa.JSON(),
+    }
     __table_args__: Any = TABLE_OPTIONS
 
 

@@ -230,7 +230,7 @@ class Library(ABC):
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, from_json(item.config).driver()])
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most libraries have none
         """Give back child processes; called once when the process ends."""
 
     def step(self, name: str) -> Step:

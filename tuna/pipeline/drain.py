@@ -194,7 +194,7 @@ class Drain:
         rows: list[dict[str, Any]] = []
         for outcome in winners:
             job, best = jobs[outcome.result.job_id], _best(outcome.result)
-            assert best is not None and best.time_ms is not None
+            assert best is not None
             trial = trials[job.id, best.index]
             workload = outcome.result.workload or job.workload
             if not self._keep(connection, [d for d in (trial.artifact, workload) if d]):

@@ -7,6 +7,7 @@ and no pickle.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -341,8 +342,6 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 def _kill(process: subprocess.Popen[bytes]) -> int:
     """Kill the whole group, reap its leader and return the leader's return code."""
     if process.returncode is None:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
     return process.wait()

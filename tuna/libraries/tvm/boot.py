@@ -1,8 +1,8 @@
 """Imports TVM without its 23 seconds of tensor intrinsics that no CPU of this architecture uses.
 
 `tvm.s_tir.tensor_intrin` parses the intrinsics of every device when it is first imported, which each TuneContext does. Here an
-empty package takes its place and only the modules for the host are imported. It leans on how that package lies on disk in the pinned
-version; where that differs the plain import is used, which is slow and right.
+empty package takes its place and only the modules for the host are imported. It leans on how that package lies on disk
+in the pinned version; where that differs the plain import is used, which is slow and right.
 """
 
 from __future__ import annotations

@@ -79,5 +79,5 @@ def _mcpu(tvm: str, model: str, flags: str) -> str:
         cache.parent.mkdir(parents=True, exist_ok=True)
         temporary = cache.with_suffix(f".{uuid.uuid4().hex}.tmp")
         temporary.write_text(json.dumps({"mcpu": mcpu}))
-        os.replace(temporary, cache)
+        temporary.replace(cache)
     return mcpu

@@ -6,7 +6,6 @@ crashes or hangs them: that candidate is a failed trial, and the next one is tri
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import time
@@ -232,7 +231,7 @@ def _loadable(digest: str, context: RunContext) -> Path:
     checked, named = context.artifacts.path(digest), context.scratch / f"{digest}.so"
     temporary = named.with_suffix(".tmp")
     shutil.copyfile(checked, temporary)  # a copy: TVM looks through a link, at the name behind it
-    os.replace(temporary, named)  # never written in place: the child may have mapped it for an earlier attempt
+    temporary.replace(named)  # never written in place: the child may have mapped it for an earlier attempt
     return named
 
 
