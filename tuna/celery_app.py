@@ -17,7 +17,6 @@ from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, tas
 from kombu import Exchange, Queue
 
 from tuna.errors import TunaError
-from tuna.libraries.registry import names
 from tuna.pipeline import tasks
 from tuna.pipeline.connection import broker_url, connect, ensure_services
 from tuna.pipeline.leases import Leases
@@ -92,14 +91,17 @@ def _serve_what_this_machine_can(sender: str, instance: Any, **_: Any) -> None:
 def _choose_queues(instance: Any) -> None:
     queues = instance.app.amqp.queues
     for name in list(queues.consume_from):
-        served = tasks.served_queues(name)
-        if served == [name]:
+        if name not in ("compile", "eval"):
             continue
-        if not served:
-            reasons = [f"{library}: {tasks.environment_of(library)}" for library in names()]
+        served = tasks.served_queues(name)
+        names = sorted({queue for queue in served.values() if isinstance(queue, str)})
+        if not names:
+            reasons = [
+                f"{library}: {why.reason}" for library, why in served.items() if isinstance(why, tasks.Unavailable)
+            ]
             raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
         queues.deselect(name)
-        for queue in served:
+        for queue in names:
             queues.select_add(Queue(queue, Exchange(queue), routing_key=queue))
 
 

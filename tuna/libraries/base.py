@@ -158,7 +158,6 @@ class StepResult(_Wire):
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: str | None = None
     device: DeviceReport | None = None
-    worker: str = ""
     started_at: float = 0.0  #: seconds since the epoch, worker's clock
     ended_at: float = 0.0
     busy_s: float = 0.0  #: seconds during which the step's resource did the job's own work
@@ -196,6 +195,10 @@ class Library(ABC):
     @abstractmethod
     def environment(self) -> Environment:
         """What is installed here; raises LibraryMissing with the command that installs it."""
+
+    def toolchain(self) -> str:
+        """What decides who may compile; a library whose `environment` is slow to tell answers faster here."""
+        return self.environment().toolchain
 
     @abstractmethod
     def solvers(self) -> Sequence[Solver]:

@@ -40,6 +40,20 @@ class Scope:
     target: str
 
 
+#: One statement per chunk, by primary key; built once, because building costs more than running it.
+_LEASE = (
+    sa.update(Job)
+    .where(Job.id.in_(sa.bindparam("ids", expanding=True)))
+    .values(
+        state=sa.bindparam("to"),
+        attempt=Job.attempt + 1,
+        chunk=sa.bindparam("by"),
+        leased_at=sa.bindparam("now"),
+        updated_at=sa.bindparam("now"),
+    )
+)
+
+
 def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> list[ClaimedChunk]:
     """Lease up to `limit` jobs that wait for `step`, in chunks. The caller commits, then publishes."""
     rows = _waiting(connection, scope.session_id, step, limit)
@@ -54,18 +68,8 @@ def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> li
     groups += [[item] for item in items if item.job_id in alone]
     for group in groups:
         chunk = ClaimedChunk(new_id(), tuple(group))
-        # One statement per chunk, by primary key.
-        connection.execute(
-            sa.update(Job)
-            .where(Job.id.in_([item.job_id for item in group]))
-            .values(
-                state=queued(step.resource).value,
-                attempt=Job.attempt + 1,
-                chunk=chunk.id,
-                leased_at=now,
-                updated_at=now,
-            )
-        )
+        ids = [item.job_id for item in group]
+        connection.execute(_LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now})
         chunks.append(chunk)
     return chunks
 
@@ -93,8 +97,7 @@ def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[A
     later = [row.id for row in rows if not row.steps.startswith(step.name)]
     candidates = _candidates(connection, later)
     return [
-        WorkItem.model_construct(
-            version=1,
+        WorkItem(
             job_id=row.id,
             attempt=row.attempt + 1,
             session_id=scope.session_id,

@@ -30,6 +30,40 @@ from tuna.pipeline.wire import Report, ReportKind
 
 log = structlog.get_logger(__name__)
 
+_IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+#: Built once: building a statement costs more than running it. All go by primary key.
+_JOBS = (
+    sa.select(
+        Job.id,
+        Job.session_id,
+        Job.config_id,
+        Job.solver_id,
+        Job.state,
+        Job.step,
+        Job.steps,
+        Job.attempt,
+        Job.failures,
+        Job.workload,
+    )
+    .where(Job.id.in_(_IDS))
+    .with_for_update()
+)
+_MOVE = (
+    sa.update(Job)
+    .where(Job.id.in_(_IDS))
+    .values(
+        state=sa.bindparam("to"),
+        step=sa.bindparam("next"),
+        failures=sa.bindparam("fails"),
+        cause=sa.bindparam("why"),
+        workload=sa.bindparam("text"),
+        chunk=None,
+        leased_at=None,
+        updated_at=sa.bindparam("now"),
+    )
+)
+_MOVE_FREE = _MOVE.values(isolate=False)
+
 
 @dataclass
 class DrainCounts:
@@ -46,6 +80,7 @@ class _Outcome:
     """What a result makes of its job."""
 
     result: StepResult
+    worker: str
     state: State
     step: str
     failures: int
@@ -100,7 +135,7 @@ class Drain:
         counts = DrainCounts()
         if started:
             self._mark_started(connection, started)
-        results = [result for report in reports for result in report.results]
+        results = [(result, report.worker) for report in reports for result in report.results]
         if results:
             self._write_results(connection, results, counts)
         returned = [report.chunk for report in reports if report.kind is ReportKind.RETURNED]
@@ -116,33 +151,18 @@ class Drain:
                 .values(state=check(state, running(state)).value)
             )
 
-    def _write_results(self, connection: sa.Connection, results: Sequence[StepResult], counts: DrainCounts) -> None:
-        jobs = {
-            row.id: row
-            for row in connection.execute(
-                sa.select(
-                    Job.id,
-                    Job.session_id,
-                    Job.config_id,
-                    Job.solver_id,
-                    Job.state,
-                    Job.step,
-                    Job.steps,
-                    Job.attempt,
-                    Job.failures,
-                    Job.workload,
-                )
-                .where(Job.id.in_({result.job_id for result in results}))
-                .with_for_update()
-            )
-        }
+    def _write_results(
+        self, connection: sa.Connection, results: Sequence[tuple[StepResult, str]], counts: DrainCounts
+    ) -> None:
+        ids = sorted({result.job_id for result, _ in results})
+        jobs = {row.id: row for row in connection.execute(_JOBS, {"ids": ids}).all()}
         accepted: dict[int, _Outcome] = {}
-        for result in results:
+        for result, worker in results:
             job = jobs.get(result.job_id)
             if job is None or not _is_current(job, result) or job.id in accepted:
                 counts.refused += 1
                 continue
-            accepted[job.id] = self._outcome(job, _sane(result))
+            accepted[job.id] = self._outcome(job, _sane(result), worker)
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
         winners = [outcome for outcome in outcomes if self._is_measurement(outcome)]
@@ -153,25 +173,26 @@ class Drain:
         counts.accepted += len(outcomes)
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
-    def _outcome(self, job: Any, result: StepResult) -> _Outcome:
+    def _outcome(self, job: Any, result: StepResult, worker: str) -> _Outcome:
         steps = tuple(job.steps.split(","))
         if not result.ok and result.cause is Cause.ARTIFACT_LOST:
-            return self._artifact_lost(job, _Outcome(result, State(job.state), job.step, job.failures, None))
+            return self._artifact_lost(job, _Outcome(result, worker, State(job.state), job.step, job.failures, None))
         if not result.ok:
             failures = job.failures + 1
             gives_up = is_permanent(result.cause) or failures >= self._max_attempts
             state = State.ERRORED if gives_up else waiting(job.step, steps, self._library.step(job.step).resource)
-            return _Outcome(result, state, job.step, failures, result.cause or Cause.INFRA)
+            return _Outcome(result, worker, state, job.step, failures, result.cause or Cause.INFRA)
         following = self._library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, done(self._library.step(job.step).resource), job.step, 0, None)
-        return _Outcome(result, waiting(following, steps, self._library.step(following).resource), following, 0, None)
+            return _Outcome(result, worker, done(self._library.step(job.step).resource), job.step, 0, None)
+        state = waiting(following, steps, self._library.step(following).resource)
+        return _Outcome(result, worker, state, following, 0, None)
 
     def _artifact_lost(self, job: Any, outcome: _Outcome) -> _Outcome:
         """Back to the first step: what was compiled is gone."""
         failures = job.failures + 1
         state = State.ERRORED if failures >= self._max_attempts else State.NEW
-        return _Outcome(outcome.result, state, job.steps.split(",")[0], failures, Cause.ARTIFACT_LOST)
+        return _Outcome(outcome.result, outcome.worker, state, job.steps.split(",")[0], failures, Cause.ARTIFACT_LOST)
 
     def _is_measurement(self, outcome: _Outcome) -> bool:
         on_device = self._library.step(outcome.result.step).resource is Resource.DEVICE
@@ -328,7 +349,7 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
             "cause": outcome.cause.value if outcome.cause else None,
             "output_tail": tail(outcome.result.output_tail),
             "reproduce": outcome.result.reproduce,
-            "worker": outcome.result.worker,
+            "worker": outcome.worker,
             "device": outcome.result.device.name if outcome.result.device else "",
             "started_at": from_epoch(outcome.result.started_at),
             "ended_at": from_epoch(outcome.result.ended_at),
@@ -346,21 +367,10 @@ def _write_jobs(connection: sa.Connection, jobs: Any, outcomes: Sequence[_Outcom
     for outcome in outcomes:
         job = jobs[outcome.result.job_id]
         state = check(State(job.state), outcome.state)
-        way = (state, outcome.step, outcome.failures, outcome.cause, outcome.result.workload or job.workload)
+        cause = outcome.cause.value if outcome.cause else None
+        way = (state, outcome.step, outcome.failures, cause, outcome.result.workload or job.workload)
         groups[way].append(job.id)
     for (state, step, failures, cause, workload), ids in groups.items():
-        connection.execute(
-            sa.update(Job)
-            .where(Job.id.in_(ids))
-            .values(
-                state=state.value,
-                step=step,
-                failures=failures,
-                cause=cause.value if cause else None,
-                workload=workload,
-                chunk=None,
-                leased_at=None,
-                isolate=False if cause is None else Job.isolate,
-                updated_at=utc_now(),
-            )
-        )
+        values = {"ids": ids, "to": state.value, "next": step, "fails": failures, "why": cause, "text": workload}
+        # A job that went well need not travel alone any more.
+        connection.execute(_MOVE if cause else _MOVE_FREE, {**values, "now": utc_now()})

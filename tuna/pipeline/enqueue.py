@@ -112,8 +112,7 @@ class Enqueuer:
 
     def _send(self, producer: Any, queue: str, step: Step, chunk: claim.ClaimedChunk) -> None:
         environment = self._work.environment
-        message = Chunk.model_construct(
-            version=1,
+        message = Chunk(
             id=chunk.id,
             namespace=self._work.namespace,
             library=self._work.library.name,

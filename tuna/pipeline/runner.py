@@ -92,7 +92,7 @@ class Runner:
         for result in self._results(library, step, chunk.items):
             if heartbeat.lost:
                 raise LeaseLost
-            buffer.append(result.model_copy(update={"worker": self._worker}))
+            buffer.append(result)
             if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
                 self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
                 buffer, flushed_at = [], time.monotonic()
@@ -130,9 +130,9 @@ class Runner:
             raise LeaseLost
 
     def _report(self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = "") -> str:
-        return Report.model_construct(
-            version=1, kind=kind, chunk=chunk.id, worker=self._worker, results=tuple(results), reason=reason
-        ).model_dump_json()
+        return Report(
+            kind=kind, chunk=chunk.id, worker=self._worker, results=tuple(results), reason=reason
+        ).model_dump_json(exclude_defaults=True)
 
     @contextlib.contextmanager
     def _resource(self, step: Step) -> Iterator[None]:

@@ -7,13 +7,14 @@ import functools
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
 from tuna.errors import TunaError
-from tuna.libraries.base import Environment, RunContext
+from tuna.libraries.base import Resource, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.pipeline.connection import connect
 from tuna.pipeline.runner import Runner
@@ -34,31 +35,43 @@ def run_chunk(chunk: str) -> str:
 
 def _refusal(chunk: Chunk) -> str:
     """Why this machine may not run the chunk; empty when it may."""
-    environment = environment_of(chunk.library)
-    if isinstance(environment, str):
-        return environment
-    if chunk.environment and chunk.environment != environment.key:
-        return f"this machine's environment is {environment.key}, the session's is {chunk.environment}"
-    if chunk.toolchain != environment.toolchain:
-        return f"this machine has {environment.toolchain}, the session needs {chunk.toolchain}"
-    return ""
+    queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
+    served = queue_of(chunk.library, on_device=bool(chunk.environment))
+    if isinstance(served, Unavailable):
+        return served.reason
+    return "" if served == queue else f"this machine serves {served}, the session needs {queue}"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A library that cannot be used on this machine, and why."""
+
+    reason: str
 
 
 @functools.cache
-def environment_of(library: str) -> Environment | str:
-    """The environment of this machine for `library`, or the reason why there is none."""
+def queue_of(library: str, *, on_device: bool) -> str | Unavailable:
+    """The queue of the library's work that this machine can do."""
     try:
-        return get_library(library).environment()
+        room = get_library(library)
+        return queue_name(on_device, room.toolchain(), room.environment().key if on_device else "")
     except TunaError as error:
-        return str(error)
+        return Unavailable(str(error))
 
 
-def served_queues(name: str) -> list[str]:
-    """The queues that this machine can serve under the name `compile` or `eval`; others stay as they are."""
-    if name not in ("compile", "eval"):
-        return [name]
-    environments = [found for library in names() if isinstance(found := environment_of(library), Environment)]
-    return sorted({queue_name(name == "eval", e.toolchain, e.key) for e in environments})
+def served_queues(name: str) -> dict[str, str | Unavailable]:
+    """For each library the queue that this machine serves under the name `compile` or `eval`, or why it cannot."""
+    resource = {"compile": Resource.CPU, "eval": Resource.DEVICE}[name]
+    served: dict[str, str | Unavailable] = {}
+    for library in names():
+        try:
+            has_such_steps = any(step.resource is resource for step in get_library(library).steps)
+        except TunaError as error:
+            served[library] = Unavailable(str(error))
+            continue
+        if has_such_steps:
+            served[library] = queue_of(library, on_device=resource is Resource.DEVICE)
+    return served
 
 
 @functools.cache

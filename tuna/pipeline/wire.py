@@ -53,4 +53,4 @@ def queue_name(step_is_on_device: bool, toolchain: str, environment: str) -> str
 
 def task_message(chunk: Chunk) -> dict[str, Any]:
     """The chunk as Celery's JSON serialiser takes it; items as text, so that they are encoded once."""
-    return {"chunk": chunk.model_dump_json()}
+    return {"chunk": chunk.model_dump_json(exclude_defaults=True)}

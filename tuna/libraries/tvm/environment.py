@@ -33,6 +33,11 @@ def tvm_version() -> str:
     return found
 
 
+def toolchain() -> str:
+    """Any machine with this version of TVM builds the same code for a target."""
+    return f"tvm-{tvm_version()}"
+
+
 def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, TVM."""
     found = tvm_version()
@@ -46,7 +51,7 @@ def describe() -> Environment:
         library_version=found,
         arch=mcpu,
         num_cu=cores,
-        toolchain=f"tvm-{found}",
+        toolchain=toolchain(),
         device=model,
         target=json.dumps(target, sort_keys=True),
         flags={"cpu_flags": digest},

@@ -65,6 +65,10 @@ class TvmLibrary(Library):
         """CPU, measuring cores and TVM version."""
         return environment.describe()
 
+    def toolchain(self) -> str:
+        """TVM's version."""
+        return environment.toolchain()
+
     def solvers(self) -> Sequence[Solver]:
         """Every way to express a layer."""
         return [row.solver for row in TABLE]

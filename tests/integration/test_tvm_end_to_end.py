@@ -1,0 +1,80 @@
+"""The main job, small: real layers, real TVM, real Celery workers, from driver commands to a database that TVM loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+LAYERS = """\
+./bin/MIOpenDriver conv -n 1 -c 16 -H 10 -W 10 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1
+./bin/MIOpenDriver conv -n 1 -c 8 -H 12 -W 12 -k 16 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 2 -F 1
+./bin/MIOpenDriver gemm -m 32 -n 48 -k 16
+"""
+CANDIDATES = 2
+#: direct NCHW and NHWC, NCHWc, im2col, winograd for the first layer; direct for the grouped one; direct for the GEMM.
+JOBS = 5 + 1 + 1
+
+
+def _need(what: str, there: bool) -> None:
+    if not there:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{what} is missing, and CI must have it")
+        pytest.skip(f"{what} is missing")
+
+
+def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TUNA_HOME": str(home)}
+    done = subprocess.run(
+        [str(word) for word in words], cwd=home.parent, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_layers_are_tuned_exported_and_used_by_plain_tvm(tmp_path: Path) -> None:
+    _need("TVM", importlib.util.find_spec("tvm") is not None)
+    _need("a C++ compiler", shutil.which("g++") is not None)
+    home = tmp_path / "home"
+    (tmp_path / "layers.txt").write_text(LAYERS)
+    fish, load, export = ([sys.executable, ROOT / f"{name}.py"] for name in ("go_fish", "load_job", "export_db"))
+
+    _run(home, *fish, "tvm", "--init_session", "-l", "test")
+    _run(home, *fish, "tvm", "import_configs", "-t", "small", "-f", "layers.txt")
+    _run(home, *fish, "tvm", "--update_solvers")
+    _run(home, *fish, "tvm", "--update_applicability", "--session_id", "1")
+    loaded = _run(
+        home, *load, "--session_id", "1", "-t", "small", "--fin_steps", "compile,eval", "-o", "-l", "test",
+        "--candidates", str(CANDIDATES),
+    )  # fmt: skip
+    assert loaded.stdout == f"New jobs added: {JOBS}\n"
+    _run(home, *fish, "tvm", "--session_id", "1", "--execute")
+
+    status = json.loads(_run(home, sys.executable, "-m", "tuna", "status", "--json").stdout)[0]
+    assert status["jobs"] == {"evaluated": JOBS}
+    assert status["failures"] == []
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        trials = connection.execute("SELECT count(*), count(time_ms), max(max_error) FROM trial").fetchone()
+    assert trials[:2] == (JOBS * CANDIDATES, JOBS * CANDIDATES)
+    assert 0 < trials[2] < 1e-4
+
+    before = (home / "tuna.sqlite").stat().st_mtime_ns
+    _run(home, sys.executable, "-m", "tuna", "run", "--session-id", "1")
+    assert (home / "tuna.sqlite").stat().st_mtime_ns == before, "a second run measured something again"
+
+    paths = [Path(_run(home, *export, "--session_id", "1", flag).stdout.splitlines()[-1]) for flag in ("-p", "-f", "-k")]
+    assert [path.suffixes[-1] for path in paths] == [".db", ".txt", ".kdb"]
+    folder = _run(home, *export, "--session_id", "1", "--tvm_db").stdout.splitlines()[-1]
+    used = _run(home, sys.executable, ROOT / "examples" / "use_exported_db.py", folder)
+    assert len(used.stdout.splitlines()) == 1 + 3
+    assert "WRONG" not in used.stdout
+    page = _run(home, sys.executable, "-m", "tuna", "report", "--session-id", "1", "-o", "report.html")
+    assert "TvmGemmDirect" in Path(home.parent, page.stdout.strip()).read_text()

@@ -1,0 +1,58 @@
+"""A TVM library with a home, an artifact store and a scratch folder of its own; skipped where TVM is not installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tvm_bench import Bench
+
+from tuna.artifacts import Artifacts
+from tuna.libraries.base import RunContext
+from tuna.libraries.tvm import TvmLibrary
+from tuna.settings import get_settings
+from tuna.workers.devices import eval_cpus
+
+
+@pytest.fixture(scope="session")
+def tvm_here() -> None:
+    """Skip without TVM at home, fail without it in CI."""
+    if find_spec("tvm") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("TVM is not installed: pip install '.[tvm]'")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A TUNA_HOME that is thrown away."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNA_HOME", str(folder))
+        get_settings.cache_clear()
+        yield folder
+    get_settings.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def new_bench(tvm_here: None, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Bench]]:
+    """Makes benches that share one artifact store, each with processes of its own."""
+    made: list[Bench] = []
+    store = Artifacts((home / "artifacts").as_uri(), home / "cache")
+
+    def make() -> Bench:
+        library = TvmLibrary()
+        context = RunContext(artifacts=store, scratch=tmp_path_factory.mktemp("scratch"), cpus=eval_cpus())
+        made.append(Bench(library, context, library.environment().target))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.library.close()
+
+
+@pytest.fixture(scope="module")
+def bench(new_bench: Callable[[], Bench]) -> Bench:
+    """One bench for all tests of a module that leave it as it was."""
+    return new_bench()

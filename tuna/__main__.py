@@ -1,0 +1,5 @@
+"""`python -m tuna` is `tuna`."""
+
+from tuna.cli.main import main
+
+main()
