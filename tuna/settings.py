@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     )
     lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
     max_attempts: int = Field(3, ge=1, description="failed attempts after which a job is errored")
-    claim_batch: int = Field(1000, ge=1, description="jobs claimed in one transaction")
-    queue_bound: int = Field(64, ge=1, description="chunks that may wait in one queue (backpressure)")
+    claim_batch: int = Field(2000, ge=1, description="jobs claimed in one transaction")
+    queue_bound: int = Field(256, ge=1, description="chunks that may wait in one queue (backpressure)")
     log_level: str = Field("WARNING", description="level of the log on stderr")
 
     @classmethod

@@ -160,9 +160,7 @@ CASES: list[tuple[str, Config]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("solver", "config"), CASES, ids=[f"{solver}: {config.label}" for solver, config in CASES]
-)
+@pytest.mark.parametrize(("solver", "config"), CASES, ids=[f"{solver}: {config.label}" for solver, config in CASES])
 def test_scheduled_kernels_answer_as_the_reference(bench: Bench, solver: str, config: Config) -> None:
     ((_, applicable),) = bench.library.applicable([config])
     assert solver in applicable

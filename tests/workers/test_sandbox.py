@@ -51,6 +51,10 @@ def gone(pid: int) -> bool:
         return True
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +257,7 @@ def test_a_child_that_was_killed_from_outside_is_replaced(child: Child) -> None:
 
 
 def test_a_closed_child_leaves_no_process_and_no_file_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     made = Child(MODULE, env=environment())
     made.call({"op": "echo", "value": 1}, LIMIT_S)
     pid = made.pid
@@ -261,7 +265,7 @@ def test_a_closed_child_leaves_no_process_and_no_file_descriptor() -> None:
     made.close()
     assert pid is not None
     assert gone(pid)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_a_child_dies_with_its_parent() -> None:

@@ -100,7 +100,7 @@ class Drain:
         self._max_attempts = max_attempts
         self.counts = DrainCounts()
 
-    def once(self, *, block_ms: int | None = None, batch: int = 100) -> int:
+    def once(self, *, block_ms: int | None = None, batch: int = 500) -> int:
         """Drain what is there, waiting up to `block_ms` for the first entry; returns the number of entries."""
         entries = self._stream.read(batch, block_ms)
         self.write(entries)

@@ -33,6 +33,10 @@ log = structlog.get_logger(__name__)
 #: Between claim (committed) and publish a chunk is in SQL only; this long it is left in peace.
 GRACE_S = 5.0
 _IDLE_MS = 200
+#: A round of claiming, publishing and draining lasts at least this long.
+_ROUND_S = 0.1
+#: A step for which nothing was waiting is left alone this long.
+_DRY_S = 0.25
 _REAP_EVERY_S = 1.0
 #: A queue gets at least this many messages before its chunks are counted again.
 _SEND_OPTIONS = {"ignore_result": True, "retry": True, "retry_policy": {"max_retries": 20, "interval_max": 2.0}}
@@ -72,16 +76,20 @@ class Enqueuer:
         self._stream = ResultStream(client, self._leases.results_key, consumer)
         self.drain = Drain(engine, self._stream, work.library, Artifacts.from_settings(settings), settings.max_attempts)
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
+        self._dry_until: dict[str, float] = {}  # by step
         self._reaped_at = 0.0
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
         """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
         self.drain.take_over()
         while True:
-            moved = self.drain.once() + self.publish()
+            round_at = time.monotonic()
+            moved = self.publish() + self.drain.once()
             self.reap_now_and_then()
             tick()
             if moved:
+                # A transaction costs the same for one result as for a thousand: let some gather.
+                time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
                 continue
             if finished() and not self._stream.backlog():
                 return
@@ -92,6 +100,8 @@ class Enqueuer:
         return sum(self._publish_step(step) for step in self._steps)
 
     def _publish_step(self, step: Step) -> int:
+        if time.monotonic() < self._dry_until.get(step.name, 0.0):
+            return 0
         queue = self._queue(step)
         room = self._settings.queue_bound - self._waiting_in(queue)
         if room <= self._settings.queue_bound // 4:
@@ -102,6 +112,7 @@ class Enqueuer:
             with attempt, writing(self._engine) as connection:
                 chunks = claim.claim(connection, self._scope, step, limit)
         if not chunks:
+            self._dry_until[step.name] = time.monotonic() + _DRY_S
             return 0
         self._leases.open(chunk.id for chunk in chunks)
         with self._celery.producer_or_acquire() as producer:

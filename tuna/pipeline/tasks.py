@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,17 +75,21 @@ def served_queues(name: str) -> dict[str, str | Unavailable]:
 @functools.cache
 def _runner(*, on_device: bool) -> Runner:
     settings = get_settings()
-    scratch = Path(tempfile.mkdtemp(prefix="tuna-"))
-    owner = os.getpid()
-
-    def tidy() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-    atexit.register(tidy)
+    scratch = _scratch(settings.run_dir / "scratch")
     context = RunContext(
         artifacts=Artifacts.from_settings(settings),
         scratch=scratch,
         cpus=eval_cpus(settings) if on_device else compile_cpus(settings),
     )
     return Runner(connect(settings), settings.lease_s, context)
+
+
+def _scratch(parent: Path) -> Path:
+    """A folder for this process; those of processes that are gone are removed, for a killed one cannot tidy up."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for folder in parent.iterdir():
+        if not Path(f"/proc/{folder.name}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    mine = parent / str(os.getpid())
+    mine.mkdir(exist_ok=True)
+    return mine

@@ -15,7 +15,8 @@ from pathlib import Path
 from tuna.errors import ServiceError
 from tuna.workers.lifetime import WITH_PARENT
 
-_STOP_TIMEOUT_S = 20.0
+#: What an interrupted run gives its workers to finish; what they do not finish is repeated.
+_STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,19 @@ class LocalWorkers:
                 words = log.read_text(errors="replace").strip().splitlines()[-2:]
                 raise ServiceError(f"The {spec.queue} worker ended. {' '.join(words)}", hint=f"see {log}")
 
-    def stop(self) -> None:
-        """Ask all to leave; kill those that do not."""
+    def stop(self, *, idle: bool) -> None:
+        """End all of them: at once when they are known to be `idle`, else with time to finish what they have in hand."""
+        if not idle:
+            for _, _, process in self._running:
+                process.terminate()
+            deadline = time.monotonic() + _STOP_TIMEOUT_S
+            for _, _, process in self._running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
         for _, _, process in self._running:
-            process.send_signal(signal.SIGQUIT if process.poll() is None else 0)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        for _, _, process in self._running:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         self._running.clear()
 
 
@@ -82,11 +84,13 @@ def worker_command(spec: WorkerSpec) -> list[str]:
 
 @contextlib.contextmanager
 def local_workers(log_dir: Path, specs: Sequence[WorkerSpec]) -> Iterator[LocalWorkers]:
-    """Workers for the duration of a `with` block."""
+    """Workers for the duration of a `with` block, whose normal end says that they have nothing more to do."""
     workers = LocalWorkers(log_dir)
+    idle = False
     try:
         for spec in specs:
             workers.start(spec)
         yield workers
+        idle = True
     finally:
-        workers.stop()
+        workers.stop(idle=idle)

@@ -139,10 +139,10 @@ class TvmLibrary(Library):
     ) -> Trial:
         path = context.scratch / f"candidate-{index}.so"
         path.unlink(missing_ok=True)
-        # A child that had to be replaced imports TVM and proposes again before it builds.
-        limit = build_timeout_s if child.alive else build_timeout_s + _START_TIMEOUT_S
         try:
-            built = child.call({"op": "build", "index": index, "path": str(path), **job}, limit)
+            if not child.alive:  # it was replaced: importing TVM and proposing again is not this candidate's time
+                child.call({"op": "propose", **job}, _START_TIMEOUT_S)
+            built = child.call({"op": "build", "index": index, "path": str(path), **job}, build_timeout_s)
             digest = context.artifacts.put(path.read_bytes())
         except ChildTimeout as error:
             return Trial(index=index, params=params, cause=Cause.BUILD_TIMEOUT, output_tail=_words(error))
@@ -175,9 +175,9 @@ class TvmLibrary(Library):
         return facts
 
     def _measure(self, child: Child, item: WorkItem, index: int, path: str) -> Trial:
-        limit = _MEASURE_TIMEOUT_S if child.alive else _MEASURE_TIMEOUT_S + _START_TIMEOUT_S
         try:
-            found = child.call({"op": "measure", "path": path, "config": item.config}, limit)
+            child.call({"op": "prepare", "config": item.config}, _START_TIMEOUT_S)  # not this candidate's time
+            found = child.call({"op": "measure", "path": path, "config": item.config}, _MEASURE_TIMEOUT_S)
         except ChildTimeout as error:
             return Trial(index=index, cause=Cause.RUN_TIMEOUT, output_tail=_words(error))
         except (ChildCrashed, ChildFailed) as error:
@@ -202,7 +202,8 @@ class TvmLibrary(Library):
                     continue
                 request = {"op": "again", "path": paths[index], "config": item.config, "expected_ms": trial.time_ms}
                 try:
-                    more = child.call(request, _MEASURE_TIMEOUT_S + _START_TIMEOUT_S)["times_ms"]
+                    child.call({"op": "prepare", "config": item.config}, _START_TIMEOUT_S)
+                    more = child.call(request, _MEASURE_TIMEOUT_S)["times_ms"]
                 except (ChildCrashed, ChildFailed, ChildTimeout) as error:
                     cause = Cause.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Cause.RUN_ERROR
                     trials[index] = Trial(index=index, cause=cause, output_tail=_words(error))
