@@ -34,7 +34,13 @@ def _need(what: str, there: bool) -> None:
 def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TUNA_HOME": str(home)}
     done = subprocess.run(
-        [str(word) for word in words], cwd=home.parent, env=env, capture_output=True, text=True, timeout=280, check=False
+        [str(word) for word in words],
+        cwd=home.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -70,7 +76,9 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(tmp_path: Path) -> None
     _run(home, sys.executable, "-m", "tuna", "run", "--session-id", "1")
     assert (home / "tuna.sqlite").stat().st_mtime_ns == before, "a second run measured something again"
 
-    paths = [Path(_run(home, *export, "--session_id", "1", flag).stdout.splitlines()[-1]) for flag in ("-p", "-f", "-k")]
+    paths = [
+        Path(_run(home, *export, "--session_id", "1", flag).stdout.splitlines()[-1]) for flag in ("-p", "-f", "-k")
+    ]
     assert [path.suffixes[-1] for path in paths] == [".db", ".txt", ".kdb"]
     folder = _run(home, *export, "--session_id", "1", "--tvm_db").stdout.splitlines()[-1]
     used = _run(home, sys.executable, ROOT / "examples" / "use_exported_db.py", folder)

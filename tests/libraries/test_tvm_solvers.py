@@ -151,6 +151,7 @@ CASES: list[tuple[str, Config]] = [
     (POINTWISE, conv(**{**POINT, **ODD, "fil_w": 1, "fil_h": 1})),
     (POINTWISE, conv(**POINT, **LAST)),
     (WINOGRAD, conv()),
+    (WINOGRAD, conv(in_h=7, in_w=7)),
     (WINOGRAD, conv(**{**LAST, "in_channels": 5, "out_channels": 7, "in_h": 9, "in_w": 11, "pad_w": 0})),
     (GEMM, gemm()),
     (GEMM, gemm(trans_a=True)),

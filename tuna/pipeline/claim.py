@@ -166,7 +166,20 @@ def release(
     released = 0
     for part in _parts(chunks):
         rows = connection.execute(
-            sa.select(Job.id, Job.chunk, Job.state, Job.step, Job.steps, Job.attempt, Job.failures, Job.leased_at)
+            sa.select(
+                Job.id,
+                Job.session_id,
+                Job.config_id,
+                Job.solver_id,
+                Job.options,
+                Job.chunk,
+                Job.state,
+                Job.step,
+                Job.steps,
+                Job.attempt,
+                Job.failures,
+                Job.leased_at,
+            )
             .where(Job.chunk.in_(part), Job.state.in_(_IN_FLIGHT))
             .order_by(Job.chunk, Job.id)
             .with_for_update()
@@ -188,12 +201,13 @@ def release(
                 values |= {"isolate": True}
             if charge:
                 values |= {"cause": Cause.WORKER_LOST.value}
-                connection.execute(sa.insert(StepResult).values(_lost(row)))
+                item = _items(connection, Scope(row.session_id, library, ""), library.step(row.step), [row])[0]
+                connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
             connection.execute(sa.update(Job).where(Job.id == row.id).values(values))
     return released
 
 
-def _lost(row: Any) -> dict[str, Any]:
+def _lost(row: Any, reproduce: str) -> dict[str, Any]:
     return {
         "job_id": row.id,
         "step": row.step,
@@ -201,7 +215,7 @@ def _lost(row: Any) -> dict[str, Any]:
         "ok": False,
         "cause": Cause.WORKER_LOST.value,
         "output_tail": "The worker died or was silent for longer than its lease.",
-        "reproduce": "",
+        "reproduce": reproduce,
         "worker": "",
         "device": "",
         "started_at": row.leased_at,

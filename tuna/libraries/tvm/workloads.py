@@ -16,6 +16,8 @@ from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.libraries.tvm.solvers import BY_NAME, DTYPES, block_of
 
 _Builder = Callable[[Any], list[Any]]
+#: Outputs that TOPI's winograd computes at once along each axis.
+_TILE = 4
 
 
 def make(solver: str, config: Config) -> Any:
@@ -169,12 +171,19 @@ def pointwise(config: ConvConfig) -> list[Any]:
 
 
 def winograd(config: ConvConfig) -> list[Any]:
-    """TOPI's winograd in NCHW, with the transform of the weight."""
+    """TOPI's winograd F(4x4, 3x3) in NCHW, with the transform of the weight.
+
+    Where the output is not whole tiles, TOPI reads past its padded input: what lies there cancels out when it is small, and
+    ruins the answer when it is large or NaN. So the padding is extended to whole tiles, and the answer is cut.
+    """
     x, w = _arguments(config)
-    pad = _per_axis(config, "pad")
+    height, width = config.output_size
+    pads = (config.pad_h, config.pad_w, config.pad_h + -height % _TILE, config.pad_w + -width % _TILE)
     y = topi.nn.conv2d_winograd_nchw(
-        _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout), (1, 1), pad, (1, 1), "float32"
+        _channels_first(x, config.in_layout), _channels_first(w, config.fil_layout), (1, 1), pads, (1, 1), "float32"
     )
+    if height % _TILE or width % _TILE:
+        return [x, w, _cast(_like_output(config, lambda n, k, h, w: y[n, k, h, w], "cut"), config)]
     return [x, w, _answer(y, config)]
 
 

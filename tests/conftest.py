@@ -1,0 +1,140 @@
+"""Fixtures that talk to services: both databases, a Redis, a TUNA_HOME of one's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from tuna.db import schema
+from tuna.db.engine import make_engine
+from tuna.embedded_redis import EmbeddedRedis
+from tuna.settings import get_settings
+
+_START_S = 60.0
+
+
+def need(there: object, what: str) -> None:
+    """Skip at home, fail in CI, when something that a test needs is not there."""
+    if not there:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{what} is not here")
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of a MariaDB server: TUNA_TEST_MARIADB_URL, else one that is started for these tests."""
+    given = os.environ.get("TUNA_TEST_MARIADB_URL")
+    if given:
+        yield given
+        return
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
+    need(server and install, "MariaDB (apt-get install mariadb-server)")
+    assert server
+    assert install
+    folder = Path("/tmp") / f"tuna-mariadb-{uuid.uuid4().hex[:8]}"  # a socket's path must be short
+    data, socket = folder / "data", folder / "s.sock"
+    folder.mkdir(mode=0o700)
+    user = ["--user=root"] if os.getuid() == 0 else []
+    subprocess.run(
+        [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", *user],
+        check=True,
+        capture_output=True,
+    )
+    options = [
+        "--no-defaults",
+        f"--datadir={data}",
+        f"--socket={socket}",
+        "--skip-networking",
+        "--innodb-buffer-pool-size=64M",
+    ]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen([server, *options, *user], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not socket.exists():
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "MariaDB did not start"
+            time.sleep(0.05)
+        yield f"mysql+pymysql://root@localhost/mysql?unix_socket={socket}"
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def empty_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    """An engine on an empty database, on both kinds in turn."""
+    if request.param == "sqlite":
+        engine = make_engine(f"sqlite:///{tmp_path}/test.sqlite")
+        yield engine
+        engine.dispose()
+        return
+    base = sa.make_url(request.getfixturevalue("mariadb_url"))
+    name = f"tuna_{uuid.uuid4().hex[:12]}"
+    server = make_engine(base.render_as_string(hide_password=False))
+    with server.begin() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine = make_engine(base.set(database=name).render_as_string(hide_password=False))
+    yield engine
+    engine.dispose()
+    with server.begin() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name}"))
+    server.dispose()
+
+
+@pytest.fixture()
+def engine(empty_engine: sa.Engine) -> sa.Engine:
+    """An engine on a database with the current schema."""
+    schema.upgrade(empty_engine)
+    return empty_engine
+
+
+@pytest.fixture(scope="session")
+def _redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.acquire()
+    yield server
+    server.release()
+
+
+@pytest.fixture()
+def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
+    """A client of an empty Redis."""
+    client = redis.Redis(unix_socket_path=str(_redis_server.socket))
+    client.flushall()
+    return client
+
+
+@pytest.fixture()
+def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty TUNA_HOME and no other setting."""
+    for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
+    get_settings.cache_clear()
+    (tmp_path / "home").mkdir()
+    yield tmp_path / "home"
+    get_settings.cache_clear()
+
+
+@pytest.fixture()
+def eventually() -> Callable[[Callable[[], object], float], None]:
+    """`eventually(condition, seconds)`: poll until it holds."""
+
+    def wait(condition: Callable[[], object], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.05)
+
+    return wait

@@ -1,0 +1,138 @@
+"""The schema on SQLite and MariaDB: migrations, refusals, and what storing means."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from jobs_builder import make_jobs, states
+
+from tuna.configs import GemmConfig
+from tuna.db import configs, jobs, schema, solvers
+from tuna.db.engine import make_engine, reading, writing
+from tuna.db.models import Base, Job
+from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError
+from tuna.libraries.registry import get_library
+from tuna.pipeline import claim
+
+
+def test_the_migrations_make_just_what_the_models_say(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": connection.dialect.name == "sqlite"})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_head_that_the_code_knows_is_alembics() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations_dir()))
+    script = ScriptDirectory.from_config(config)
+    assert script.get_current_head() == schema.HEAD
+    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == schema.KNOWN
+
+
+def test_upgrading_twice_is_upgrading_once(engine: sa.Engine) -> None:
+    schema.upgrade(engine)
+    assert schema.revision(engine) == schema.HEAD
+
+
+def test_a_database_that_is_not_embedded_is_refused_with_the_command(empty_engine: sa.Engine) -> None:
+    with pytest.raises(SchemaError) as error:
+        schema.require(empty_engine, embedded=False)
+    assert "tuna db upgrade" in error.value.hint
+
+
+def test_a_newer_schema_is_refused(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    for call in (lambda: schema.require(engine, embedded=True), lambda: schema.upgrade(engine)):
+        with pytest.raises(SchemaError, match="newer"):
+            call()
+
+
+def test_tables_of_something_else_are_refused_and_left_alone(empty_engine: sa.Engine) -> None:
+    with empty_engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE precious (id INTEGER)"))
+    with pytest.raises(SchemaError, match="precious"):
+        schema.upgrade(empty_engine)
+    assert sa.inspect(empty_engine).get_table_names() == ["precious"]
+
+
+def _upgrade(url: str) -> None:
+    schema.upgrade(make_engine(url))
+
+
+def test_two_processes_may_upgrade_at_once(empty_engine: sa.Engine) -> None:
+    url = empty_engine.url.render_as_string(hide_password=False)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(_upgrade, [url] * 4)
+    assert schema.revision(empty_engine) == schema.HEAD
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"no database " * 1000)
+    with pytest.raises(DatabaseError, match="not a database"):
+        schema.require(make_engine(f"sqlite:///{tmp_path}/x.sqlite"), embedded=True)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://x/y", "mysql+nodriver://u:secret@h/d"])
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(BadInput) as error:
+        make_engine(url)
+    assert "secret" not in str(error.value)
+
+
+def test_tags_differ_in_case_and_configs_are_stored_once(engine: sa.Engine) -> None:
+    layers = [GemmConfig(m=1, n=1, k=1), GemmConfig(m=1, n=1, k=2)]
+    with writing(engine) as connection:
+        assert configs.store(connection, layers, "a") == configs.Stored(2, 2)
+        assert configs.store(connection, layers, "a") == configs.Stored(0, 0)
+        assert configs.store(connection, layers[:1], "A") == configs.Stored(0, 1)
+        assert list(configs.tagged(connection, "a")) == layers
+        assert list(configs.tagged(connection, "A")) == layers[:1]
+        with pytest.raises(NotFound):
+            configs.tagged(connection, "b")
+
+
+def test_a_solver_that_nobody_has_is_an_error_and_loads_nothing(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 1)
+    with pytest.raises(NotFound, match="NoSuch"), writing(engine) as connection:
+        jobs.load(connection, jobs.JobRequest(session_id, "noop", ["build"], "x", "new", solvers=["NoSuch"]))
+    assert states(engine) == {"new": 10}
+
+
+def test_a_solver_that_is_gone_becomes_invalid_and_gets_no_jobs(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 1)
+    library = get_library("noop")
+
+    class Smaller(type(library)):  # type: ignore[misc]
+        def solvers(self) -> object:
+            return super().solvers()[:3]
+
+    with writing(engine) as connection:
+        assert solvers.update_solvers(connection, Smaller()) == 3
+        request = jobs.JobRequest(session_id, "noop", ["build"], "x", "new")
+        assert jobs.load(connection, request) == 3
+
+
+def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 20)
+    statement = (
+        sa.select(Job.id)
+        .where(Job.session_id == session_id, Job.step == "build", Job.state == "new")
+        .order_by(Job.id)
+        .limit(10)
+    )
+    text = str(statement.compile(engine, compile_kwargs={"literal_binds": True}))
+    with reading(engine) as connection:
+        prefix = "EXPLAIN QUERY PLAN " if engine.dialect.name == "sqlite" else "EXPLAIN "
+        plan = str(connection.execute(sa.text(prefix + text)).all())
+    assert "ix_job_claim" in plan
+    assert "TEMP B-TREE" not in plan
+    assert "filesort" not in plan
+    assert claim.IN_LIST < 32_766

@@ -1,0 +1,151 @@
+"""The whole pipeline with real Celery workers and a real Redis, and what it survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import accepted, make_jobs, states, trials
+
+from tuna.db import schema
+from tuna.db.engine import make_engine, writing
+from tuna.db.models import Job
+from tuna.embedded_redis import socket_path
+from tuna.pipeline.run import run_session
+from tuna.settings import get_settings
+from tuna.workers.launch import WorkerSpec
+
+Eventually = Callable[[Callable[[], object], float], None]
+BOTH = (WorkerSpec("compile"), WorkerSpec("eval"))
+
+
+@pytest.fixture()
+def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
+    """The embedded database, with a lease that expires soon."""
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    get_settings.cache_clear()
+    made = make_engine(get_settings().sql_url)
+    schema.upgrade(made)
+    return made
+
+
+class Processes:
+    """Enqueuer and workers as programs of their own, as a person starts them."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._all: list[psutil.Process] = []
+
+    def start(self, *words: str) -> psutil.Popen:
+        """Start `python -m WORDS`."""
+        with open(self._home / "log", "ab") as log:
+            process = psutil.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True)
+        self._all.append(process)
+        return process
+
+    def enqueuer(self) -> psutil.Popen:
+        return self.start("tuna", "enqueue", "--session-id", "1")
+
+    def worker(self, queue: str) -> psutil.Popen:
+        return self.start(
+            "celery", "-A", "tuna.celery_app", "worker", "-Q", queue, "-c", "1", "-n", f"{os.urandom(4).hex()}@x"
+        )
+
+    def kill(self, process: psutil.Popen) -> None:
+        """kill -9 of the process alone; what it leaves must end by itself."""
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def kill_all(self) -> None:
+        for process in self._all:
+            if process.is_running():
+                for child in [*process.children(recursive=True), process]:
+                    child.kill()
+            process.wait()
+
+
+@pytest.fixture()
+def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
+    made = Processes(tuna_home)
+    yield made
+    made.kill_all()
+    subprocess.run(
+        [sys.executable, "-m", "tuna", "doctor"], check=False, capture_output=True
+    )  # the last one stops Redis
+
+
+def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 20, options={"trials": 1})
+    state = run_session(engine, get_settings(), session_id, workers=BOTH)
+    assert (state.total, state.unfinished, state.errored) == (200, 0, 0)
+    assert states(engine) == {"evaluated": 200}
+    assert len(accepted(engine)) == 400
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert trials(engine) == 200
+    run_session(engine, get_settings(), session_id, workers=BOTH)
+    assert len(accepted(engine)) == 400
+
+
+def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 2, steps="build", options={"kill": "Noop4"})
+    state = run_session(engine, get_settings(), session_id, workers=[WorkerSpec("compile")])
+    assert state.states == {"compiled": 18, "errored": 2}
+    with engine.connect() as connection:
+        assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
+
+
+@pytest.mark.parametrize("victim", ["compile", "eval", "enqueuer"])
+def test_what_is_killed_in_the_middle_is_made_good(
+    engine: sa.Engine, processes: Processes, eventually: Eventually, victim: str
+) -> None:
+    make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
+    running = {name: processes.worker(name) for name in ("compile", "eval")}
+    running["enqueuer"] = processes.enqueuer()
+    begun = "evaluated" if victim == "eval" else "compiled"
+    eventually(lambda: any(state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"), 60)
+    children = running[victim].children(recursive=True)
+    processes.kill(running[victim])
+    if victim != "enqueuer":
+        psutil.wait_procs(children, timeout=10)
+        assert not [child for child in children if child.is_running()], "a pool process outlived its worker"
+    again = processes.enqueuer() if victim == "enqueuer" else processes.worker(victim)
+    eventually(lambda: states(engine) == {"evaluated": 120}, 90)
+    assert len(accepted(engine)) == 240
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert trials(engine) == 120
+    assert (again if victim == "enqueuer" else running["enqueuer"]).wait(20) == 0
+
+
+def test_a_wiped_redis_costs_only_the_work_in_flight(
+    engine: sa.Engine, processes: Processes, eventually: Eventually
+) -> None:
+    make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
+    for name in ("compile", "eval"):
+        processes.worker(name)
+    processes.enqueuer()
+    eventually(lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60)
+    redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir))).flushall()
+    eventually(lambda: states(engine) == {"evaluated": 120}, 90)
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_another_environments_work_is_left_for_those_who_have_it(
+    engine: sa.Engine, processes: Processes, eventually: Eventually
+) -> None:
+    make_jobs(engine, 1, steps="measure")
+    with writing(engine) as connection:
+        connection.execute(sa.text("UPDATE environment SET arch = 'elsewhere', `key` = 'feedfeedfeedfeed'"))
+    worker = processes.worker("eval")
+    processes.enqueuer()
+    eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
+    client = redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir)))
+    eventually(lambda: worker.children() and client.llen("eval.feedfeedfeedfeed") == 1, 30)
+    assert states(engine) == {"eval_queued": 10}

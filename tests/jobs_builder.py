@@ -1,0 +1,53 @@
+"""A session of the library that does nothing, with jobs, for tests of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import GemmConfig
+from tuna.db import configs, jobs, sessions, solvers
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job, StepResult, Trial
+from tuna.libraries.registry import get_library
+
+
+def make_jobs(
+    engine: sa.Engine, layers: int, *, steps: str = "build,measure", options: Mapping[str, Any] | None = None
+) -> int:
+    """Jobs for `layers` layers and all ten solvers; returns the session's id."""
+    library = get_library("noop")
+    with writing(engine) as connection:
+        session_id, _ = sessions.create(connection, library.environment(), "test")
+        configs.store(connection, [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)], "t")
+        solvers.update_solvers(connection, library)
+        solvers.update_applicability(connection, library, session_id, "t")
+        request = jobs.JobRequest(session_id, "noop", steps.split(","), "test", "new", tag="t", options=options)
+        assert jobs.load(connection, request) == layers * 10
+    return session_id
+
+
+def states(engine: sa.Engine) -> dict[str, int]:
+    """How many jobs are in which state."""
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(Job.state, sa.func.count()).group_by(Job.state))
+        return {row[0]: row[1] for row in rows}
+
+
+def accepted(engine: sa.Engine) -> list[tuple[int, str, int]]:
+    """(job, step, number of accepted good results) for each job and step that has any."""
+    with reading(engine) as connection:
+        rows = connection.execute(
+            sa.select(StepResult.job_id, StepResult.step, sa.func.count())
+            .where(StepResult.ok.is_(True))
+            .group_by(StepResult.job_id, StepResult.step)
+        )
+        return [(job, step, count) for job, step, count in rows]
+
+
+def trials(engine: sa.Engine) -> int:
+    """How many trials there are."""
+    with reading(engine) as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one()

@@ -1,0 +1,206 @@
+"""The drain and the reaper on both databases: exactly one accepted result for each job and step, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import accepted, make_jobs, states, trials
+
+from tuna.artifacts import Artifacts
+from tuna.db.engine import reading, writing
+from tuna.db.models import FindDb, Job, StepResult
+from tuna.libraries.base import Cause, Trial
+from tuna.libraries.base import StepResult as Result
+from tuna.libraries.registry import get_library
+from tuna.pipeline import claim
+from tuna.pipeline.claim import ClaimedChunk, Scope
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.wire import Report, ReportKind
+
+LIBRARY = get_library("noop")
+MAX = 3
+
+
+@pytest.fixture()
+def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain:
+    stream = ResultStream(redis_client, "results", "me")
+    return Drain(engine, stream, LIBRARY, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), MAX)
+
+
+def _claim(engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000) -> list[ClaimedChunk]:
+    with writing(engine) as connection:
+        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit)
+
+
+def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
+    facts = {
+        "ok": True,
+        "trials": (Trial(index=0, params="p", time_ms=1.5, times_ms=(1.5,)),),
+        "ended_at": 1.0,
+        **facts,
+    }
+    reports = []
+    for chunk in chunks:
+        results = tuple(Result(job_id=i.job_id, attempt=i.attempt, step=i.step, **facts) for i in chunk.items)
+        reports.append(Report(kind=ReportKind.STARTED, chunk=chunk.id, worker="w"))
+        reports.append(Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results))
+    return [Entry(f"{n}-0", report) for n, report in enumerate(reports, 1)]
+
+
+def _release(engine: sa.Engine, chunks: list[ClaimedChunk], *, worker_lost: bool) -> int:
+    with writing(engine) as connection:
+        ids = [chunk.id for chunk in chunks]
+        return claim.release(connection, LIBRARY, ids, max_attempts=MAX, worker_lost=worker_lost)
+
+
+def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 6)
+    chunks = _claim(engine, session_id)
+    assert sorted(len(chunk.items) for chunk in chunks) == [10, 50]
+    drain.write(_entries(chunks)[:1])
+    assert states(engine) == {"compiling": 50, "compile_queued": 10}
+    drain.write(_entries(chunks))
+    assert states(engine) == {"compiled": 60}
+    assert _claim(engine, session_id) == [], "a finished step is not claimed again"
+    drain.write(_entries(_claim(engine, session_id, "measure")))
+    assert states(engine) == {"evaluated": 60}
+    assert {count for *_, count in accepted(engine)} == {1}
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(FindDb)).scalar() == 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_entries_in_any_order_and_number_count_once(engine: sa.Engine, drain: Drain, seed: int) -> None:
+    session_id = make_jobs(engine, 3)
+    entries = _entries(_claim(engine, session_id))
+    shuffled = entries * 3
+    random.Random(seed).shuffle(shuffled)
+    for entry in shuffled:
+        drain.write([entry])
+    drain.write(entries)
+    assert states(engine) == {"compiled": 30}
+    assert len(accepted(engine)) == 30
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert trials(engine) == 30
+    assert drain.counts.accepted == 30
+
+
+def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1)
+    old = _claim(engine, session_id)
+    assert _release(engine, old, worker_lost=True) == 10
+    drain.write(_entries(old))
+    assert accepted(engine) == [], "released and not yet claimed again"
+    new = _claim(engine, session_id)
+    drain.write(_entries(old))
+    assert accepted(engine) == []
+    assert drain.counts.refused == 20
+    drain.write(_entries(new))
+    assert states(engine) == {"compiled": 10}
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_all_travel_alone(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 1)
+    _release(engine, _claim(engine, session_id), worker_lost=True)
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(Job.failures, Job.isolate).order_by(Job.id)).all()
+        lost = connection.execute(sa.select(StepResult.cause, StepResult.reproduce)).all()
+    assert [row.failures for row in rows] == [1] + [0] * 9
+    assert all(row.isolate for row in rows)
+    assert [row.cause for row in lost] == ["worker_lost"]
+    assert lost[0].reproduce.startswith("tuna reproduce --library noop")
+    assert [len(chunk.items) for chunk in _claim(engine, session_id)] == [1] * 10
+
+
+def test_a_job_that_always_kills_its_worker_ends_as_errored_and_takes_no_other_with_it(
+    engine: sa.Engine, drain: Drain
+) -> None:
+    session_id = make_jobs(engine, 1)
+    for _ in range(20):
+        chunks = _claim(engine, session_id)
+        if not chunks:
+            break
+        poisoned = [chunk for chunk in chunks if any(item.solver == "Noop7" for item in chunk.items)]
+        drain.write(_entries([chunk for chunk in chunks if chunk not in poisoned]))
+        _release(engine, poisoned, worker_lost=True)
+    assert states(engine) == {"compiled": 9, "errored": 1}
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalar() == "worker_lost"
+
+
+def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1)
+    chunk = _claim(engine, session_id)[0]
+    drain.write(
+        [Entry("1-0", Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker="w", reason="wrong environment"))]
+    )
+    _release(engine, _claim(engine, session_id), worker_lost=False)
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(sa.func.max(Job.failures))).scalar() == 0
+    assert states(engine) == {"new": 10}
+
+
+@pytest.mark.parametrize(
+    ("cause", "tries"), [(Cause.WRONG_RESULT, 1), (Cause.BUILD_ERROR, 1), (Cause.RUN_TIMEOUT, MAX), (Cause.INFRA, MAX)]
+)
+def test_a_failure_is_tried_again_only_if_that_can_help(
+    engine: sa.Engine, drain: Drain, cause: Cause, tries: int
+) -> None:
+    session_id = make_jobs(engine, 1)
+    tail = "it's \"broken\"; DROP TABLE job; -- ' or '1'='1 \U0001f41f"
+    rounds = 0
+    while chunks := _claim(engine, session_id):
+        rounds += 1
+        drain.write(_entries(chunks, ok=False, cause=cause, output_tail=tail, trials=()))
+    assert rounds == tries
+    assert states(engine) == {"errored": 10}
+    with reading(engine) as connection:
+        assert set(connection.execute(sa.select(StepResult.output_tail)).scalars()) == {tail}
+        assert set(connection.execute(sa.select(Job.cause)).scalars()) == {cause.value}
+
+
+@pytest.mark.parametrize("time_ms", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_time_is_a_failed_trial_and_never_a_result(
+    engine: sa.Engine, drain: Drain, time_ms: float
+) -> None:
+    session_id = make_jobs(engine, 1, steps="measure")
+    bad = Trial(index=0, params="p", time_ms=time_ms, times_ms=(time_ms,))
+    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(bad,)))
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(FindDb.id)).all() == []
+        assert set(connection.execute(sa.select(StepResult.cause)).scalars()) == {"run_error"}
+
+
+def test_a_lost_artifact_sends_the_job_back_to_its_first_step(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1)
+    gone = Trial(index=0, params="p", artifact="0" * 64)
+    drain.write(_entries(_claim(engine, session_id), trials=(gone,)))
+    measured = Trial(index=0, time_ms=1.0, times_ms=(1.0,))
+    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(measured,)))
+    assert states(engine) == {"new": 10}
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(Job.step, Job.cause)).all()
+        assert {(row.step, row.cause) for row in rows} == {("build", "artifact_lost")}
+
+
+def test_what_cannot_be_understood_is_counted_and_dropped(
+    engine: sa.Engine, drain: Drain, redis_client: redis.Redis
+) -> None:
+    make_jobs(engine, 1)
+    for text in (
+        "{",
+        '{"kind": "finished"}',
+        "\x80",
+        '{"version": 99, "kind": "started", "chunk": "c", "worker": "w"}' * 2,
+    ):
+        redis_client.xadd("results", {"r": text})
+    redis_client.xadd("results", {"other": "x"})
+    assert drain.once() == 5
+    assert drain.counts.unreadable == 5
+    assert redis_client.xlen("results") == 0
