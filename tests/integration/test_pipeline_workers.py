@@ -19,12 +19,9 @@ from tuna.db import schema
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import Job
 from tuna.embedded_redis import socket_path
-from tuna.pipeline.run import run_session
 from tuna.settings import get_settings
-from tuna.workers.launch import WorkerSpec
 
 Eventually = Callable[[Callable[[], object], float], None]
-BOTH = (WorkerSpec("compile"), WorkerSpec("eval"))
 
 
 @pytest.fixture()
@@ -82,22 +79,21 @@ def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
     )  # the last one stops Redis
 
 
-def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engine) -> None:
-    session_id = make_jobs(engine, 20, options={"trials": 1})
-    state = run_session(engine, get_settings(), session_id, workers=BOTH)
-    assert (state.total, state.unfinished, state.errored) == (200, 0, 0)
+def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engine, processes: Processes) -> None:
+    make_jobs(engine, 20, options={"trials": 1})
+    assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 0
     assert states(engine) == {"evaluated": 200}
     assert len(accepted(engine)) == 400
     assert {count for *_, count in accepted(engine)} == {1}
     assert trials(engine) == 200
-    run_session(engine, get_settings(), session_id, workers=BOTH)
+    assert processes.start("tuna", "run", "--session-id", "1").wait(15) == 0
     assert len(accepted(engine)) == 400
 
 
-def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine) -> None:
-    session_id = make_jobs(engine, 2, steps="build", options={"kill": "Noop4"})
-    state = run_session(engine, get_settings(), session_id, workers=[WorkerSpec("compile")])
-    assert state.states == {"compiled": 18, "errored": 2}
+def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine, processes: Processes) -> None:
+    make_jobs(engine, 2, steps="build", options={"kill": "Noop4"})
+    assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 1
+    assert states(engine) == {"compiled": 18, "errored": 2}
     with engine.connect() as connection:
         assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
 
@@ -111,7 +107,7 @@ def test_what_is_killed_in_the_middle_is_made_good(
     running["enqueuer"] = processes.enqueuer()
     begun = "evaluated" if victim == "eval" else "compiled"
     eventually(lambda: any(state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"), 60)
-    children = running[victim].children(recursive=True)
+    children = [c for c in running[victim].children(recursive=True) if c.name() != "redis-server"]
     processes.kill(running[victim])
     if victim != "enqueuer":
         psutil.wait_procs(children, timeout=10)
@@ -142,10 +138,10 @@ def test_another_environments_work_is_left_for_those_who_have_it(
 ) -> None:
     make_jobs(engine, 1, steps="measure")
     with writing(engine) as connection:
-        connection.execute(sa.text("UPDATE environment SET arch = 'elsewhere', `key` = 'feedfeedfeedfeed'"))
+        connection.execute(sa.text("UPDATE environment SET arch = 'elsewhere'"))
     worker = processes.worker("eval")
     processes.enqueuer()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
     client = redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir)))
-    eventually(lambda: worker.children() and client.llen("eval.feedfeedfeedfeed") == 1, 30)
+    eventually(lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30)
     assert states(engine) == {"eval_queued": 10}
