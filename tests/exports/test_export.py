@@ -326,7 +326,7 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
     def full(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("tuna.exports.files._sync", full)
+    monkeypatch.setattr("tuna.files._sync", full)
     with pytest.raises(StorageFull, match="no space left"):
         export(build.connection, session, form, tmp_path)
     assert contents(report.path) == before
@@ -358,7 +358,7 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, Form.TVM, tmp_path)
     (report.path / "stale").write_text("")
-    monkeypatch.setattr("tuna.exports.files._exchange", lambda one, other: False)
+    monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
     export(build.connection, session, Form.TVM, tmp_path)
     assert sorted(contents(report.path)) == [
         f"{report.path.name}/{name}" for name in sorted([tvm_db.RECORDS, tvm_db.WORKLOADS, tvm_db.LAYERS])

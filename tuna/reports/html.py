@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import os
-import secrets
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +11,7 @@ import sqlalchemy as sa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tuna.errors import BadInput, StorageFull
+from tuna.files import atomic_file
 from tuna.reports import curves
 from tuna.reports.figures import LayerFigures, ReportFigures
 from tuna.reports.reading import read_figures
@@ -32,21 +28,8 @@ def write_report(connection: sa.Connection, session_id: int, path: Path) -> Path
     StorageFull.
     """
     text = render(read_figures(connection, session_id))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"There is no space left to write {path}.") from error
-        raise BadInput(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
     return path
 
 
