@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from tuna.errors import BadInput, DatabaseError, StorageFull
 
 _WRITE = "tuna_write"
+_LITTLE_BYTES = 1 << 17
 #: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
 _RETRY_CODES = frozenset({1205, 1213})
 
@@ -103,11 +105,17 @@ def _explained(engine: sa.Engine) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
-        if "disk is full" in text or "No space left" in text:
+        if "disk is full" in text or "No space left" in text or ("disk I/O error" in text and _no_room(engine)):
             raise StorageFull(f"There is no space left for the database {where}.") from error
         if _is_unusable(error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_last_words(text)}.") from error
         raise
+
+
+def _no_room(engine: sa.Engine) -> bool:
+    """SQLite calls it an I/O error when there is not even room for its shared memory."""
+    place = Path(engine.url.database or ".").parent
+    return place.is_dir() and shutil.disk_usage(place).free < _LITTLE_BYTES
 
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:
