@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def quickstart(output: Path, candidates: int) -> int:
     actions.write_report(session_id, output / "report.html")
     if errored:
         click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
-    click.echo(f"\nTry the result with TVM alone: python examples/use_exported_db.py {output}/*.tvm")
+    click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
     return 0 if complete else 1
 
 
