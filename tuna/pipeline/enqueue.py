@@ -38,7 +38,7 @@ _ROUND_S = 0.1
 #: A step for which nothing was waiting is left alone this long.
 _DRY_S = 0.25
 _REAP_EVERY_S = 1.0
-#: A queue gets at least this many messages before its chunks are counted again.
+#: A broker that went away for a moment is waited for.
 _SEND_OPTIONS = {"ignore_result": True, "retry": True, "retry_policy": {"max_retries": 20, "interval_max": 2.0}}
 
 
