@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
 
 from tuna.artifacts import Artifacts
+from tuna.db import jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult
 from tuna.libraries.base import Cause, Trial
@@ -29,7 +30,7 @@ MAX = 3
 @pytest.fixture()
 def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain:
     stream = ResultStream(redis_client, "results", "me")
-    return Drain(engine, stream, LIBRARY, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), MAX)
+    return Drain(engine, stream, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), MAX)
 
 
 def _claim(engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000) -> list[ClaimedChunk]:
@@ -55,7 +56,7 @@ def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
 def _release(engine: sa.Engine, chunks: list[ClaimedChunk], *, worker_lost: bool) -> int:
     with writing(engine) as connection:
         ids = [chunk.id for chunk in chunks]
-        return claim.release(connection, LIBRARY, ids, max_attempts=MAX, worker_lost=worker_lost)
+        return claim.release(connection, ids, max_attempts=MAX, worker_lost=worker_lost)
 
 
 def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:
@@ -204,3 +205,21 @@ def test_what_cannot_be_understood_is_counted_and_dropped(
     assert drain.once() == 5
     assert drain.counts.unreadable == 5
     assert redis_client.xlen("results") == 0
+
+
+def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_back_too(
+    engine: sa.Engine, drain: Drain
+) -> None:
+    make_jobs(engine, 1)
+    example = get_library("example")
+    with writing(engine) as connection:
+        session_id, _ = sessions.create(connection, example.environment(), "other")
+        solvers.update_solvers(connection, example)
+        solvers.update_applicability(connection, example, session_id, "t")
+        jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
+        lost = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
+    assert _release(engine, lost, worker_lost=True) == 1
+    with writing(engine) as connection:
+        chunks = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
+    drain.write(_entries(chunks))
+    assert states(engine) == {"new": 10, "evaluated": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -64,6 +65,16 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         flags=row.flags,
     )
     return SessionInfo(session_id, row.reason, environment)
+
+
+def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:
+    """The name of each session's library."""
+    rows = connection.execute(
+        sa.select(models.Session.id, models.Environment.library)
+        .join(models.Environment, models.Environment.id == models.Session.environment_id)
+        .where(models.Session.id.in_(list(session_ids)))
+    )
+    return {row.id: row.library for row in rows}
 
 
 def namespace(connection: sa.Connection) -> str:

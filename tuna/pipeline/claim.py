@@ -12,9 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.configs import parse_line
+from tuna.db import sessions
 from tuna.db.models import Config, Job, Solver, StepResult, Trial
 from tuna.db.types import utc_now
 from tuna.libraries.base import Candidate, Cause, Library, Step, WorkItem
+from tuna.libraries.registry import get_library
 from tuna.pipeline.leases import new_id
 from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, State, check, queued, waiting
 
@@ -145,6 +147,11 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
     return found
 
 
+def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library]:
+    """The library of each session: whoever drains or reaps meets the work of all sessions of the database."""
+    return {key: get_library(name) for key, name in sessions.libraries(connection, session_ids).items()}
+
+
 def orphans(connection: sa.Connection, session_id: int, before: Any) -> list[str]:
     """Chunks that SQL holds to be in flight since `before` or longer."""
     statement = (
@@ -155,9 +162,7 @@ def orphans(connection: sa.Connection, session_id: int, before: Any) -> list[str
     return [chunk for chunk in connection.execute(statement).scalars() if chunk is not None]
 
 
-def release(
-    connection: sa.Connection, library: Library, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool
-) -> int:
+def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
     """Give the unfinished jobs of `chunks` back; returns how many.
 
     When their worker was lost, its first unfinished job is charged an attempt, and all of them travel alone from now
@@ -186,7 +191,9 @@ def release(
         ).all()
         released += len(rows)
         charged: set[str] = set()
+        libraries = libraries_of(connection, {row.session_id for row in rows})
         for row in rows:
+            library = libraries[row.session_id]
             charge = worker_lost and row.chunk not in charged
             charged.add(row.chunk)
             failures = row.failures + 1 if charge else row.failures

@@ -88,14 +88,12 @@ class _Outcome:
 
 
 class Drain:
-    """Moves results of one library's sessions into SQL."""
+    """Moves results into SQL, of whichever session of the database."""
 
-    def __init__(
-        self, engine: sa.Engine, stream: ResultStream, library: Library, artifacts: Artifacts, max_attempts: int
-    ) -> None:
+    def __init__(self, engine: sa.Engine, stream: ResultStream, artifacts: Artifacts, max_attempts: int) -> None:
         self._engine = engine
         self._stream = stream
-        self._library = library
+        self._libraries: dict[int, Library] = {}  # by session
         self._artifacts = artifacts
         self._max_attempts = max_attempts
         self.counts = DrainCounts()
@@ -140,7 +138,7 @@ class Drain:
             self._write_results(connection, results, counts)
         returned = [report.chunk for report in reports if report.kind is ReportKind.RETURNED]
         if returned:
-            claim.release(connection, self._library, returned, max_attempts=self._max_attempts, worker_lost=False)
+            claim.release(connection, returned, max_attempts=self._max_attempts, worker_lost=False)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
@@ -156,6 +154,8 @@ class Drain:
     ) -> None:
         ids = sorted({result.job_id for result, _ in results})
         jobs = {row.id: row for row in connection.execute(_JOBS, {"ids": ids}).all()}
+        unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
+        self._libraries |= claim.libraries_of(connection, unknown) if unknown else {}
         accepted: dict[int, _Outcome] = {}
         for result, worker in results:
             job = jobs.get(result.job_id)
@@ -165,7 +165,7 @@ class Drain:
             accepted[job.id] = self._outcome(job, _sane(result), worker)
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
-        winners = [outcome for outcome in outcomes if self._is_measurement(outcome)]
+        winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         lost = self._write_winners(connection, jobs, winners)
         outcomes = [self._artifact_lost(jobs[o.result.job_id], o) if o.result.job_id in lost else o for o in outcomes]
         _write_step_results(connection, outcomes)
@@ -174,18 +174,18 @@ class Drain:
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
     def _outcome(self, job: Any, result: StepResult, worker: str) -> _Outcome:
-        steps = tuple(job.steps.split(","))
+        steps, library = tuple(job.steps.split(",")), self._libraries[job.session_id]
         if not result.ok and result.cause is Cause.ARTIFACT_LOST:
             return self._artifact_lost(job, _Outcome(result, worker, State(job.state), job.step, job.failures, None))
         if not result.ok:
             failures = job.failures + 1
             gives_up = is_permanent(result.cause) or failures >= self._max_attempts
-            state = State.ERRORED if gives_up else waiting(job.step, steps, self._library.step(job.step).resource)
+            state = State.ERRORED if gives_up else waiting(job.step, steps, library.step(job.step).resource)
             return _Outcome(result, worker, state, job.step, failures, result.cause or Cause.INFRA)
-        following = self._library.next_step(result, steps)
+        following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, worker, done(self._library.step(job.step).resource), job.step, 0, None)
-        state = waiting(following, steps, self._library.step(following).resource)
+            return _Outcome(result, worker, done(library.step(job.step).resource), job.step, 0, None)
+        state = waiting(following, steps, library.step(following).resource)
         return _Outcome(result, worker, state, following, 0, None)
 
     def _artifact_lost(self, job: Any, outcome: _Outcome) -> _Outcome:
@@ -194,8 +194,8 @@ class Drain:
         state = State.ERRORED if failures >= self._max_attempts else State.NEW
         return _Outcome(outcome.result, outcome.worker, state, job.steps.split(",")[0], failures, Cause.ARTIFACT_LOST)
 
-    def _is_measurement(self, outcome: _Outcome) -> bool:
-        on_device = self._library.step(outcome.result.step).resource is Resource.DEVICE
+    def _is_measurement(self, job: Any, outcome: _Outcome) -> bool:
+        on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
         return outcome.result.ok and on_device and _best(outcome.result) is not None
 
     def _write_winners(self, connection: sa.Connection, jobs: Any, winners: Sequence[_Outcome]) -> set[int]:

@@ -74,7 +74,7 @@ class Enqueuer:
         self._leases = Leases(client, work.namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
-        self.drain = Drain(engine, self._stream, work.library, Artifacts.from_settings(settings), settings.max_attempts)
+        self.drain = Drain(engine, self._stream, Artifacts.from_settings(settings), settings.max_attempts)
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
         self._dry_until: dict[str, float] = {}  # by step
         self._reaped_at = 0.0
@@ -178,7 +178,6 @@ class Enqueuer:
     def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
         return claim.release(
             connection,
-            self._work.library,
             chunks,
             max_attempts=self._settings.max_attempts,
             worker_lost=worker_lost,
