@@ -6,7 +6,6 @@ toolchain it can compile with, one for each environment it measures for.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import traceback
@@ -117,7 +116,7 @@ def _free_lease_of_dead_process(kwargs: dict[str, Any] | None = None, exception:
     if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
         return
     try:
-        chunk = Chunk.model_validate(json.loads((kwargs or {})["chunk"]))
+        chunk = Chunk.model_validate_json((kwargs or {})["chunk"])
     except (KeyError, ValueError):
         return
     settings = get_settings()

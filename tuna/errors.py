@@ -49,12 +49,6 @@ class LibraryMissing(TunaError):
     exit_code = 6
 
 
-class EnvironmentMismatch(TunaError):
-    """This machine is not the environment that the session was made for."""
-
-    exit_code = 7
-
-
 class StorageFull(TunaError):
     """There is no space left where Tuna has to write."""
 
