@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from miopen_files import real_file
+from shared_data import shared_data
 
+from tuna.configs.problem_key import PERF_FIELDS, PerfKey
 from tuna.errors import BadInput
 from tuna.exports import find_db, kernel_db, perf_db, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.kernel_db import KernelRecord
 from tuna.exports.perf_db import PerfRecord
-from tuna.exports.problem_key import PERF_FIELDS, PerfKey
 from tuna.exports.tvm_db import TunedLayer, TunedRecord
 
 FORMAT_2 = ("gfx942130.HIP.fdb.txt.head", "gfx90a68.HIP.fdb.txt.head", "gfx90878.HIP.fdb.txt.head")
@@ -61,7 +61,7 @@ def test_a_find_db_reads_back(tmp_path: Path, records: list[FindRecord]) -> None
 
 @pytest.mark.parametrize("name", FORMAT_2)
 def test_a_find_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: Path) -> None:
-    records = list(find_db.read(real_file(name)))
+    records = list(find_db.read(shared_data("miopen_db", name)))
     assert len(records) > 20
     path = tmp_path / name
     with open(path, "wb") as stream:
@@ -71,7 +71,7 @@ def test_a_find_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: 
 
 def test_the_whole_find_db_of_gfx942_reads_and_writes_back(tmp_path: Path) -> None:
     path = tmp_path / "whole"
-    path.write_bytes(bz2.decompress(real_file("gfx942130.HIP.fdb.txt.bz2").read_bytes()))
+    path.write_bytes(bz2.decompress(shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes()))
     records = list(find_db.read(path))
     assert len(records) == 9600
     stream = io.BytesIO()
@@ -153,12 +153,14 @@ def test_the_perf_db_has_the_tables_of_the_one_that_miopen_ships(tmp_path: Path)
         finally:
             connection.close()
 
-    assert described(tmp_path / "ours") == described(real_file("gfx942130.trimmed.db"))
+    assert described(tmp_path / "ours") == described(shared_data("miopen_db", "gfx942130.trimmed.db"))
 
 
 @pytest.mark.parametrize("name", ["gfx942130.trimmed.db", "gfx906_60.trimmed.db", "gfx1030_36.trimmed.db"])
 def test_a_perf_db_that_miopen_ships_reads_and_writes_back(name: str, tmp_path: Path) -> None:
-    records = sorted(perf_db.read(real_file(name)), key=lambda r: [str(getattr(r.key, f)) for f in PERF_FIELDS])
+    records = sorted(
+        perf_db.read(shared_data("miopen_db", name)), key=lambda r: [str(getattr(r.key, f)) for f in PERF_FIELDS]
+    )
     assert len(records) > 200
     perf_db.write(tmp_path / name, records)
     assert list(perf_db.read(tmp_path / name)) == records

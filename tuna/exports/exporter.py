@@ -12,10 +12,11 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuna import files
+from tuna.configs import problem_key
+from tuna.configs.problem_key import NoKey, ProblemKey
 from tuna.errors import BadInput, NotFound
-from tuna.exports import find_db, kernel_db, naming, perf_db, problem_key, select, spool, tvm_db
+from tuna.exports import find_db, kernel_db, naming, perf_db, select, spool, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
-from tuna.exports.problem_key import NoKey, ProblemKey
 from tuna.exports.select import Entry, SessionInfo, Winner
 
 

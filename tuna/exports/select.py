@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.configs import ConvConfig, conv
+from tuna.configs.problem_key import NoKey
 from tuna.db.models import Config, ConfigTag, Environment, FindDb, Kernel, Session, Solver, Trial
 from tuna.db.models import ConvConfig as ConvRow
 from tuna.errors import NotFound
 from tuna.exports.find_db import time_text
-from tuna.exports.problem_key import NoKey
 
 _FETCH_ROWS = 5000
 _CONV_COLUMNS = [ConvRow.__table__.c[name] for name in conv.FIELDS]

@@ -9,12 +9,12 @@ from dataclasses import astuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from miopen_files import real_file
+from shared_data import shared_data
 
-from tuna.configs import ConvConfig, DataType, Direction, parse_line
+from tuna.configs import ConvConfig, DataType, Direction, parse_line, problem_key
+from tuna.configs.problem_key import NoKey, ProblemKey
 from tuna.errors import BadInput
-from tuna.exports import perf_db, problem_key
-from tuna.exports.problem_key import NoKey, ProblemKey
+from tuna.exports import perf_db
 
 counts = st.integers(1, 2**31 - 1)
 
@@ -142,7 +142,7 @@ def test_any_text_is_a_key_or_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["gfx942130", "gfx90a68", "gfx90878", "gfx1030_36"])
 def test_the_keys_that_miopen_ships_read_and_write_back(name: str) -> None:
-    lines = real_file(f"{name}.HIP.fdb.txt.head").read_text().splitlines()
+    lines = shared_data("miopen_db", f"{name}.HIP.fdb.txt.head").read_text().splitlines()
     assert len(lines) > 20
     for line in lines:
         key = line.partition("=")[0]
@@ -152,10 +152,10 @@ def test_the_keys_that_miopen_ships_read_and_write_back(name: str) -> None:
 
 def test_miopens_keys_have_miopens_perf_rows() -> None:
     """Every one of the 9,393 rows that MIOpen ships for gfx942 is the row of a key that it ships."""
-    text = bz2.decompress(real_file("gfx942130.HIP.fdb.txt.bz2").read_bytes()).decode()
+    text = bz2.decompress(shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2").read_bytes()).decode()
     ours = {problem_key.parse(line.partition("=")[0]).perf() for line in text.splitlines()}
     assert len(ours) > 9393
-    theirs = {record.key for record in perf_db.read(real_file("gfx942130.trimmed.db"))}
+    theirs = {record.key for record in perf_db.read(shared_data("miopen_db", "gfx942130.trimmed.db"))}
     assert len(theirs) > 200
     assert theirs <= ours
 
@@ -163,7 +163,7 @@ def test_miopens_keys_have_miopens_perf_rows() -> None:
 def test_a_layers_key_can_be_rebuilt_from_a_key_that_miopen_ships() -> None:
     """From each shipped two-dimensional key a layer is made, and its key is the same text again."""
     checked = 0
-    for line in real_file("gfx942130.HIP.fdb.txt.head").read_text().splitlines():
+    for line in shared_data("miopen_db", "gfx942130.HIP.fdb.txt.head").read_text().splitlines():
         key = problem_key.parse(line.partition("=")[0])
         if key.spatial_dim == 3:
             continue

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tuna.configs import ConvConfig, DataType, Direction
+from tuna.configs.conv import ConvConfig
+from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
 #: Layouts that all three tensors may share with only one word in the key.
