@@ -95,7 +95,7 @@ def _load(count: int, steps: list[str]) -> tuple[Any, int, float]:
         session_id, _ = sessions.create(connection, library.environment(), "benchmark")
         configs.store(connection, layers, "bench")
         solvers.update_solvers(connection, library)
-        solvers.update_applicability(connection, library, session_id)
+    solvers.update_applicability(engine, library, session_id)
     started = time.perf_counter()
     with writing(engine) as connection:
         request = jobs.JobRequest(session_id, "noop", steps, "benchmark", "new", tag="bench")

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config as Layer
 from tuna.configs import ConvConfig as ConvLayer
-from tuna.configs import parse_line
+from tuna.configs import parse_line, problem_key
 from tuna.db import models
 from tuna.db.models import Base
 
@@ -85,7 +85,7 @@ class DatabaseBuilder:
         ).scalar_one_or_none()
         config_id = found if found is not None else self._new_config(config)
         if tag is not None:
-            self.insert(models.ConfigTag, tag=tag, config_id=config_id)
+            self.insert(models.ConfigTag, tag=tag, config_id=config_id, recurrent=False)
         return int(config_id)
 
     def _new_config(self, config: Layer) -> int:
@@ -95,6 +95,7 @@ class DatabaseBuilder:
             kind=config.kind,
             driver=config.driver(),
             label=config.label,
+            problem_key=problem_key.text_of(config),
             created_at=self.clock,
         )
         model = models.ConvConfig if isinstance(config, ConvLayer) else models.GemmConfig
@@ -112,6 +113,7 @@ class DatabaseBuilder:
                 algorithm=algorithm,
                 tunable=tunable,
                 dynamic=False,
+                number=None,
                 valid=True,
             )
         return self.solvers[library, name]
@@ -140,10 +142,11 @@ class DatabaseBuilder:
     def winner(
         self, session: int, config: int, solver: int, time_ms: float, job: int | None = None, **fields: Any
     ) -> int:
-        """A find-db row, with a job of its own unless one is given."""
+        """A find-db row, with a job of its own unless one is given; `kernel` is a digest, `kernels` (digest, name, args)."""
         job = self.job(session, config, solver) if job is None else job
-        values = {"workspace_bytes": 0, "params": "", "trial_number": 0, "updated_at": self.clock}
-        return int(
+        kernels = fields.pop("kernels", [(fields.pop("kernel"), "", "")] if "kernel" in fields else [])
+        values = {"workspace_bytes": 0, "params": "", "algorithm": "", "trial_number": 0, "updated_at": self.clock}
+        row = int(
             self.insert(
                 models.FindDb,
                 session_id=session,
@@ -154,6 +157,9 @@ class DatabaseBuilder:
                 **(values | fields),
             )
         )
+        for number, (digest_, name, args) in enumerate(kernels):
+            self.insert(models.FindDbKernel, find_db_id=row, number=number, kernel=digest_, name=name, args=args)
+        return row
 
     def trial(self, job: int, number: int, time_ms: float | None, **fields: Any) -> int:
         """A trial, measured a second after the one before it."""

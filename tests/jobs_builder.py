@@ -23,7 +23,8 @@ def make_jobs(
         session_id, _ = sessions.create(connection, library.environment(), "test")
         configs.store(connection, [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)], "t")
         solvers.update_solvers(connection, library)
-        solvers.update_applicability(connection, library, session_id, "t")
+    assert not solvers.update_applicability(engine, library, session_id, "t").unknown
+    with writing(engine) as connection:
         request = jobs.JobRequest(session_id, "noop", steps.split(","), "test", "new", tag="t", options=options)
         assert jobs.load(connection, request) == layers * 10
     return session_id

@@ -14,9 +14,11 @@ from tvm_bench import Bench
 from tvm_layers import DEPTHWISE, DILATION, GROUPS, LAST, ODD, POINT, STRIDE, THREE, THREE_LAST, conv, gemm
 
 from tuna.configs import Config, ConvConfig, GemmConfig
+from tuna.libraries.base import Environment
 from tuna.libraries.tvm import TvmLibrary, reference
 from tuna.libraries.tvm.solvers import TABLE
 
+ANYWHERE = Environment("tvm", "1", "x86", 1, "t")
 NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
 IM2COL, POINTWISE, WINOGRAD, GEMM = "TvmConvIm2colGemm", "TvmConv1x1Gemm", "TvmConvWinograd", "TvmGemmDirect"
 
@@ -44,7 +46,7 @@ IM2COL, POINTWISE, WINOGRAD, GEMM = "TvmConvIm2colGemm", "TvmConv1x1Gemm", "TvmC
     ids=lambda value: value.label if isinstance(value, ConvConfig | GemmConfig) else "",
 )
 def test_a_solver_applies_where_its_rule_says(config: Config, solvers: set[str]) -> None:
-    ((same, names),) = TvmLibrary().applicable([config])
+    ((same, names),) = TvmLibrary().applicable([config], ANYWHERE)
     assert same is config
     assert set(names) == solvers
 
@@ -59,7 +61,7 @@ def test_the_table_names_each_solver_once_and_only_kinds_of_the_library() -> Non
 def test_the_library_is_there_without_importing_tvm_or_numpy() -> None:
     program = (
         "import sys; from tuna.libraries.tvm import TvmLibrary; library = TvmLibrary(); library.solvers()\n"
-        "list(library.applicable([])); library.close(); print(sorted({'tvm', 'numpy'} & set(sys.modules)))"
+        "list(library.applicable([], None)); library.close(); print(sorted({'tvm', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
@@ -195,7 +197,7 @@ def test_no_kernel_reads_what_it_did_not_write(tvm_here: None, solver: str) -> N
 
 @pytest.mark.parametrize(("solver", "config"), CASES, ids=[f"{solver}: {config.label}" for solver, config in CASES])
 def test_scheduled_kernels_answer_as_the_reference(bench: Bench, solver: str, config: Config) -> None:
-    ((_, applicable),) = bench.library.applicable([config])
+    ((_, applicable),) = bench.library.applicable([config], ANYWHERE)
     assert solver in applicable
     built = bench.compile(config, solver)
     assert built.ok, built.output_tail

@@ -215,7 +215,8 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, example.environment(), "other")
         solvers.update_solvers(connection, example)
-        solvers.update_applicability(connection, example, session_id, "t")
+    solvers.update_applicability(engine, example, session_id, "t")
+    with writing(engine) as connection:
         jobs.load(connection, jobs.JobRequest(session_id, "example", ["execute"], "x", "new"))
         lost = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
     assert _release(engine, lost, worker_lost=True) == 1

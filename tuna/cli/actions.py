@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tuna.cli.database import open_database
 from tuna.errors import BadInput
 from tuna.settings import get_settings
+
+if TYPE_CHECKING:
+    from tuna.db.solvers import StoredSolver
 
 
 def init_session(library: str, reason: str) -> int:
@@ -80,31 +83,27 @@ def update_solvers(library: str) -> int:
     return count
 
 
-def list_solvers(library: str) -> list[tuple[str, str, bool]]:
+def list_solvers(library: str) -> list[StoredSolver]:
     """The library's solvers as stored."""
     from tuna.db import solvers
     from tuna.db.engine import reading
     from tuna.libraries.registry import get_library
 
     with reading(open_database()) as connection:
-        found = solvers.list_solvers(connection, get_library(library).name)
-    if not found:
-        raise BadInput(f"The solvers of {library} are not stored yet.", hint=f"run: tuna update-solvers {library}")
-    return found
+        return solvers.list_solvers(connection, get_library(library).name)
 
 
 def update_applicability(session_id: int, tag: str | None, library: str | None = None) -> int:
     """Work out which solvers can run which configs of the session."""
     from tuna.db import solvers
-    from tuna.db.engine import writing
     from tuna.libraries.registry import get_library
 
     engine = open_database()
-    name = session_library(session_id, library)
-    with writing(engine) as connection:
-        configs, pairs = solvers.update_applicability(connection, get_library(name), session_id, tag)
-    click.echo(f"{configs} layers, {pairs} applicable pairs of layer and solver")
-    return pairs
+    found = solvers.update_applicability(engine, get_library(session_library(session_id, library)), session_id, tag)
+    click.echo(f"{found.configs} layers, {found.pairs} applicable pairs of layer and solver")
+    for name, count in sorted(found.unknown.items()):
+        click.echo(f"left out: {name} applies to {count} layers but is no known solver", err=True)
+    return found.pairs
 
 
 def session_library(session_id: int, expected: str | None = None) -> str:

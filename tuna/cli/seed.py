@@ -8,8 +8,8 @@ from typing import TypeVar
 import click
 
 from tuna.cli import actions, options
-from tuna.cli.console import print_table
 from tuna.cli.main import guarded
+from tuna.cli.setup import print_solvers
 from tuna.errors import BadInput
 from tuna.libraries.base import Resource
 
@@ -61,8 +61,7 @@ def _go_fish(
     elif update_solvers:
         actions.update_solvers(library)
     elif list_solvers:
-        rows = [(name, kinds, "yes" if tunable else "no") for name, kinds, tunable in actions.list_solvers(library)]
-        print_table("", ("solver", "kinds", "tunable"), rows)
+        print_solvers(actions.list_solvers(library))
     else:
         number = _required(session_id, "--session_id")
         return _with_session(library, number, update_applicability, label, fin_steps, enqueue_only)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tuna.cli import actions, options
 from tuna.cli.console import print_table
+
+if TYPE_CHECKING:
+    from tuna.db.solvers import StoredSolver
 
 
 @click.command()
@@ -63,9 +68,9 @@ def solvers(library: str, as_json: bool) -> None:
 
     found = actions.list_solvers(library)
     if as_json:
-        print_json([{"name": name, "kinds": kinds.split(","), "tunable": tunable} for name, kinds, tunable in found])
+        print_json([asdict(solver) for solver in found])
         return
-    print_table("", ("solver", "kinds", "tunable"), [(n, k, "yes" if t else "no") for n, k, t in found])
+    print_solvers(found)
 
 
 @click.command()
@@ -102,3 +107,16 @@ def load_jobs(
         solvers=options.split(solvers),
         options=options.job_options(pairs, candidates),
     )
+
+
+def print_solvers(found: list[StoredSolver]) -> None:
+    """A table of solvers."""
+    rows = [
+        ("-" if s.number is None else s.number, s.name, ",".join(s.kinds), _yes(s.tunable), _yes(s.dynamic))
+        for s in found
+    ]
+    print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

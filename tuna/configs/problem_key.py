@@ -153,6 +153,14 @@ def from_conv(config: ConvConfig) -> ProblemKey:
     )
 
 
+def text_of(config: object) -> str | None:
+    """The find-db key of a layer; None if MIOpen has none, or none that is known for certain."""
+    try:
+        return from_conv(config).text() if isinstance(config, ConvConfig) else None
+    except NoKey:
+        return None
+
+
 def parse(text: str) -> ProblemKey:
     """The problem that a find-db key names; raises BadInput."""
     words = text.split("-")

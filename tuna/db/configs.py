@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.configs import Config, ConvConfig, parse_line
+from tuna.configs import Config, parse_line, problem_key
 from tuna.db import models
 from tuna.db.models import ConfigTag
 from tuna.db.types import utc_now
@@ -15,6 +15,11 @@ from tuna.db.upsert import upsert
 from tuna.errors import NotFound
 
 _BATCH = 2000
+_TABLES: dict[str, type[models.Base]] = {
+    "convolution": models.ConvConfig,
+    "gemm": models.GemmConfig,
+    "batch_norm": models.BatchNormConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -23,28 +28,50 @@ class Stored:
 
     added: int  #: configs that were not there before
     tagged: int  #: configs that did not carry the tag before
+    missing: int = 0  #: configs that were only to be tagged and are not there
+    ids: tuple[int | None, ...] = field(default=(), compare=False)  #: of the configs, in their order
 
 
-def store(connection: sa.Connection, configs: Sequence[Config], tag: str) -> Stored:
-    """Store `configs` (distinct) and tag them all; one that is there already is only tagged."""
-    added = tagged = 0
+def store(
+    connection: sa.Connection,
+    configs: Sequence[Config],
+    tag: str | None,
+    *,
+    recurrent: bool = False,
+    tag_only: bool = False,
+) -> Stored:
+    """Store `configs` (distinct) and tag them all; one that is there already is only tagged.
+
+    `recurrent` marks them under the tag as tuned again whenever the library changes, and never takes the mark away.
+    With `tag_only` nothing is added.
+    """
+    added = tagged = missing = 0
+    all_ids: list[int | None] = []
     for start in range(0, len(configs), _BATCH):
         part = configs[start : start + _BATCH]
         known = _ids(connection, [config.key for config in part])
         new = [config for config in part if config.key not in known]
-        _insert(connection, new)
-        known |= _ids(connection, [config.key for config in new])
-        added += len(new)
-        ids = [known[config.key] for config in part]
-        has = set(
-            connection.execute(
-                sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag, ConfigTag.config_id.in_(ids))
-            ).scalars()
-        )
-        rows = [{"tag": tag, "config_id": config_id} for config_id in ids if config_id not in has]
-        upsert(connection, ConfigTag, rows, key=("tag", "config_id"))
-        tagged += len(rows)
-    return Stored(added, tagged)
+        if tag_only:
+            missing += len(new)
+        else:
+            _insert(connection, new)
+            known |= _ids(connection, [config.key for config in new])
+            added += len(new)
+        all_ids += [known.get(config.key) for config in part]
+        if tag is not None:
+            tagged += _tag(connection, [known[c.key] for c in part if c.key in known], tag, recurrent)
+    return Stored(added, tagged, missing, tuple(all_ids))
+
+
+def _tag(connection: sa.Connection, ids: Sequence[int], tag: str, recurrent: bool) -> int:
+    has = set(
+        connection.execute(
+            sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag, ConfigTag.config_id.in_(ids))
+        ).scalars()
+    )
+    rows = [{"tag": tag, "config_id": config_id, "recurrent": recurrent} for config_id in ids]
+    upsert(connection, ConfigTag, rows, key=("tag", "config_id"), update=("recurrent",) if recurrent else ())
+    return len(set(ids) - has)
 
 
 def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
@@ -54,11 +81,21 @@ def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
 
 def _insert(connection: sa.Connection, configs: Sequence[Config]) -> None:
     now = utc_now()
-    rows = [{"key": c.key, "kind": c.kind, "driver": c.driver(), "label": c.label, "created_at": now} for c in configs]
+    rows = [
+        {
+            "key": config.key,
+            "kind": config.kind,
+            "driver": config.driver(),
+            "label": config.label,
+            "problem_key": problem_key.text_of(config),
+            "created_at": now,
+        }
+        for config in configs
+    ]
     upsert(connection, models.Config, rows, key=("key",))  # somebody else may be storing the same ones
     ids = _ids(connection, [config.key for config in configs])
-    for table, kind in ((models.ConvConfig, True), (models.GemmConfig, False)):
-        fields = [_fields(config, ids) for config in configs if isinstance(config, ConvConfig) is kind]
+    for kind, table in _TABLES.items():
+        fields = [_fields(config, ids) for config in configs if config.kind == kind]
         upsert(connection, table, fields, key=("config_id",))
 
 

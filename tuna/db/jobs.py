@@ -25,7 +25,10 @@ class JobRequest:
     reason: str
     initial_state: str
     tag: str | None = None  #: None: every config of the session
-    solvers: Sequence[str] = ()  #: none: every applicable one
+    solvers: Sequence[str] = ()  #: names or the library's own numbers; none: every applicable one
+    algorithm: str | None = None  #: only solvers of this family, such as GEMM
+    only_dynamic: bool = False
+    only_tunable: bool = False
     options: Mapping[str, Any] | None = None
 
 
@@ -69,6 +72,12 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
         select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(ConfigTag.tag == request.tag)
     if request.solvers:
         select = select.where(pair.solver_id.in_(list(ids.values())))
+    if request.algorithm is not None:
+        select = select.where(sa.func.lower(Solver.algorithm) == request.algorithm.lower())
+    if request.only_dynamic:
+        select = select.where(Solver.dynamic.is_(True))
+    if request.only_tunable:
+        select = select.where(Solver.tunable.is_(True))
     names = ["session_id", "config_id", "solver_id", *values]
     return connection.execute(sa.insert(Job).from_select(names, select)).rowcount
 
@@ -93,6 +102,16 @@ def by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str]
         .group_by(Job.step, Job.state)
     )
     return {(state, step): count for state, step, count in connection.execute(statement)}
+
+
+def by_steps(connection: sa.Connection, session_id: int) -> dict[tuple[str, str, str], int]:
+    """Numbers of jobs by (all their steps, state, step)."""
+    statement = (
+        sa.select(Job.steps, Job.state, Job.step, sa.func.count())
+        .where(Job.session_id == session_id)
+        .group_by(Job.steps, Job.step, Job.state)
+    )
+    return {(steps, state, step): count for steps, state, step, count in connection.execute(statement)}
 
 
 def all_by_state(connection: sa.Connection) -> dict[int, dict[str, int]]:

@@ -85,6 +85,9 @@ class Config(Base):
     kind: Mapped[str] = _text(32)
     driver: Mapped[str] = _text(2048)
     label: Mapped[str] = _text(255)
+    problem_key: Mapped[str | None] = _text(
+        255, index=True
+    )  #: MIOpen's name of it, as a find db has it, where it has one
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -139,12 +142,65 @@ class GemmConfig(Base):
     data_type: Mapped[str] = _text(16)
 
 
+class BatchNormConfig(Base):
+    """The fields of a batch normalisation, under MIOpen's names."""
+
+    __tablename__ = "batch_norm_config"
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
+    spatial_dim: Mapped[int]
+    batchsize: Mapped[int]
+    in_channels: Mapped[int]
+    in_d: Mapped[int]
+    in_h: Mapped[int]
+    in_w: Mapped[int]
+    mode: Mapped[int]
+    run: Mapped[int]
+    save: Mapped[int]
+    alpha: Mapped[float]
+    beta: Mapped[float]
+    direction: Mapped[str] = _text(1)
+    layout: Mapped[str] = _text(8)
+    data_type: Mapped[str] = _text(16)
+
+
 class ConfigTag(Base):
     """A name for a set of configs."""
 
     __tablename__ = "config_tag"
     tag: Mapped[str] = _text(128, primary_key=True)
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    recurrent: Mapped[bool] = mapped_column(default=False)  #: tuned again whenever the library changes
+
+
+class Model(Base):
+    """A network, in one version."""
+
+    __tablename__ = "model"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = _text(128)
+    version: Mapped[str] = _text(64)
+    __table_args__ = _table(UniqueConstraint("name", "version"))
+
+
+class Framework(Base):
+    """What a network is written in, in one version."""
+
+    __tablename__ = "framework"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = _text(128)
+    version: Mapped[str] = _text(64)
+    __table_args__ = _table(UniqueConstraint("name", "version"))
+
+
+class ModelConfig(Base):
+    """A network, in a framework and on so many GPUs, has this config, so often."""
+
+    __tablename__ = "model_config"
+    model_id: Mapped[int] = mapped_column(ForeignKey("model.id", ondelete="CASCADE"), primary_key=True)
+    framework_id: Mapped[int] = mapped_column(ForeignKey("framework.id"), primary_key=True, index=True)
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    gpu_count: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    weight: Mapped[int]  #: how many lines of the import named it
 
 
 class Solver(Base):
@@ -159,6 +215,7 @@ class Solver(Base):
     tunable: Mapped[bool]
     dynamic: Mapped[bool]
     valid: Mapped[bool]
+    number: Mapped[int | None]  #: the library's own id of it, such as MIOpen's
     __table_args__ = _table(UniqueConstraint("library", "name"))
 
 
@@ -247,22 +304,85 @@ class Kernel(Base):
 
 
 class FindDb(Base):
-    """The best checked time of a solver for a config in a session."""
+    """The best checked time of a solver for a config in a session, or what an imported database says of it."""
 
     __tablename__ = "find_db"
     id: Mapped[int] = mapped_column(primary_key=True)
     session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id"), index=True)
-    time_ms: Mapped[float]
+    job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: None for an imported row
+    time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
-    trial_number: Mapped[int]
-    kernel: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    algorithm: Mapped[str] = _text(64, default="")  #: as the library named it; empty: the solver's family
+    problem_key: Mapped[str | None] = _text(255)  #: as the library named it, where that is not the config's own
+    trial_number: Mapped[int | None]
+    source: Mapped[str | None] = _text(255)  #: the file it was imported from, with its SHA-256
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = _table(UniqueConstraint("session_id", "config_id", "solver_id"))
+
+
+class FindDbKernel(Base):
+    """A code object that a find-db row needs."""
+
+    __tablename__ = "find_db_kernel"
+    find_db_id: Mapped[int] = mapped_column(ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    name: Mapped[str] = _text(1024)  #: as the library's loader asks for it; empty: exporters give it one
+    args: Mapped[str] = mapped_column(LongText)
+
+
+class Golden(Base):
+    """A numbered release of a library's results; once promoted it never changes."""
+
+    __tablename__ = "golden"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    library: Mapped[str] = _text(64)
+    version: Mapped[int]
+    state: Mapped[str] = _text(16)  #: draft, promoted or withdrawn
+    base_version: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    promoted_at: Mapped[datetime | None]
+    __table_args__ = _table(UniqueConstraint("library", "version"))
+
+
+class GoldenEntry(Base):
+    """One result of a golden version, with where, when and by what it was measured."""
+
+    __tablename__ = "golden_entry"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    golden_id: Mapped[int] = mapped_column(ForeignKey("golden.id", ondelete="CASCADE"))
+    arch: Mapped[str] = _text(128)
+    num_cu: Mapped[int]
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)  #: library commit, toolchain
+    time_ms: Mapped[float]
+    workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    params: Mapped[str] = mapped_column(LongText)
+    algorithm: Mapped[str] = _text(64)
+    problem_key: Mapped[str | None] = _text(255)
+    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    worker: Mapped[str] = _text(255)
+    device: Mapped[str] = _text(255)
+    source: Mapped[str | None] = _text(255)
+    measured_at: Mapped[datetime | None]
+    __table_args__ = _table(UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"))
+
+
+class GoldenKernel(Base):
+    """A code object that a golden entry needs; kept whatever becomes of the session."""
+
+    __tablename__ = "golden_kernel"
+    golden_entry_id: Mapped[int] = mapped_column(ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    name: Mapped[str] = _text(1024)
+    args: Mapped[str] = mapped_column(LongText)
 
 
 class Device(Base):

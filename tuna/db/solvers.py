@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.db import configs, models
+from tuna.db import configs, models, sessions
+from tuna.db.engine import reading, retrying, writing
 from tuna.db.models import SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
@@ -21,11 +25,12 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
     rows = [
         {
             "library": library.name,
-            "name": solver.name,
+            "name": canonical_name(solver.name),
             "kinds": ",".join(solver.kinds),
             "algorithm": solver.algorithm,
             "tunable": solver.tunable,
             "dynamic": solver.dynamic,
+            "number": solver.number,
             "valid": True,
         }
         for solver in found
@@ -35,74 +40,119 @@ def update_solvers(connection: sa.Connection, library: Library) -> int:
         models.Solver,
         rows,
         key=("library", "name"),
-        update=("kinds", "algorithm", "tunable", "dynamic", "valid"),
+        update=("kinds", "algorithm", "tunable", "dynamic", "number", "valid"),
     )
     connection.execute(
         sa.update(models.Solver)
-        .where(models.Solver.library == library.name, models.Solver.name.not_in([solver.name for solver in found]))
+        .where(
+            models.Solver.library == library.name,
+            models.Solver.name.not_in([canonical_name(solver.name) for solver in found]),
+        )
         .values(valid=False)
     )
     return len(found)
 
 
-def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = ()) -> dict[str, int]:
-    """Ids of the library's valid solvers, or of `names`; raises NotFound for a name that is none of them."""
-    statement = sa.select(models.Solver.name, models.Solver.id).where(
-        models.Solver.library == library, models.Solver.valid.is_(True)
+@dataclass(frozen=True)
+class StoredSolver:
+    """A valid solver of a library, as stored."""
+
+    id: int
+    name: str
+    kinds: tuple[str, ...]
+    tunable: bool
+    dynamic: bool
+    number: int | None  #: the library's own id of it
+
+
+def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
+    """The library's valid solvers, by its own ids where it has them, else by name; raises BadInput if there are none."""
+    row = models.Solver
+    statement = (
+        sa.select(row.id, row.name, row.kinds, row.tunable, row.dynamic, row.number)
+        .where(row.library == library, row.valid.is_(True))
+        .order_by(row.number, row.name)
     )
-    known = {row.name: row.id for row in connection.execute(statement)}
-    if not known:
+    found = [
+        StoredSolver(r.id, r.name, tuple(r.kinds.split(",")), r.tunable, r.dynamic, r.number)
+        for r in connection.execute(statement)
+    ]
+    if not found:
         raise BadInput(
             f"The solvers of {library} are not known yet.", hint=f"run: ./go_fish.py {library} --update_solvers"
         )
-    for name in names:
+    return found
+
+
+def canonical_name(name: str) -> str:
+    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
+    return name.strip().replace(", ", "-").replace(",", "-")
+
+
+def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = ()) -> dict[str, int]:
+    """Ids of the library's valid solvers, or of `names` (or its own numbers); raises NotFound for one that is unknown."""
+    found = list_solvers(connection, library)
+    known = {solver.name: solver.id for solver in found}
+    by_number = {str(solver.number): solver.name for solver in found if solver.number is not None}
+    if not names:
+        return known
+    chosen: dict[str, int] = {}
+    for given in names:
+        name = by_number.get(given, canonical_name(given))
         if name not in known:
-            raise NotFound(f"{library} has no solver {name!r}.", hint=f"solvers: {', '.join(sorted(known))}")
-    return {name: known[name] for name in names} if names else known
+            close = difflib.get_close_matches(name, known, n=5) or sorted(known)[:20]
+            raise NotFound(f"{library} has no solver {given!r}.", hint=f"solvers such as: {', '.join(close)}")
+        chosen[name] = known[name]
+    return chosen
 
 
-def update_applicability(
-    connection: sa.Connection, library: Library, session_id: int, tag: str | None = None
-) -> tuple[int, int]:
-    """Work out which solvers can run which configs; returns the numbers of configs and of applicable pairs."""
-    ids = solver_ids(connection, library.name)
-    pairs = configs.with_ids(connection, library.kinds, tag)
+@dataclass(frozen=True)
+class Applicability:
+    """What an update of the applicability found."""
+
+    configs: int
+    pairs: int
+    unknown: Mapping[str, int] = field(default_factory=dict)  #: names that are no solver's, with how often they came
+
+
+def update_applicability(engine: sa.Engine, library: Library, session_id: int, tag: str | None = None) -> Applicability:
+    """Work out which solvers can run which configs, outside of any transaction; stored batch by batch."""
+    with reading(engine) as connection:
+        environment = sessions.get(connection, session_id).environment
+        ids = solver_ids(connection, library.name)
+        pairs = configs.with_ids(connection, library.kinds, tag)
     if not pairs:
         raise BadInput(
             "There are no configs yet.", hint="import some: ./go_fish.py LIBRARY import_configs -t TAG -f FILE"
         )
     by_key = {config.key: config_id for config_id, config in pairs}
+    unknown: Counter[str] = Counter()
     rows: list[dict[str, int]] = []
     config_ids: list[int] = []
     count = 0
-    for config, names in library.applicable(config for _, config in pairs):
+    for config, names in library.applicable((config for _, config in pairs), environment):
         config_id = by_key[config.key]
         config_ids.append(config_id)
-        rows += [{"session_id": session_id, "config_id": config_id, "solver_id": ids[name]} for name in names]
-        if len(rows) >= _BATCH:
-            count += _replace(connection, session_id, config_ids, rows)
+        found = {canonical_name(name) for name in names}
+        unknown.update(found - ids.keys())
+        rows += [
+            {"session_id": session_id, "config_id": config_id, "solver_id": solver_id}
+            for solver_id in sorted(ids[name] for name in found & ids.keys())
+        ]
+        if len(config_ids) >= _BATCH:
+            count += _replace(engine, session_id, config_ids, rows)
             rows, config_ids = [], []
-    return len(pairs), count + _replace(connection, session_id, config_ids, rows)
+    return Applicability(len(pairs), count + _replace(engine, session_id, config_ids, rows), dict(unknown))
 
 
-def _replace(
-    connection: sa.Connection, session_id: int, config_ids: Sequence[int], rows: Sequence[dict[str, int]]
-) -> int:
-    connection.execute(
-        sa.delete(SolverApplicability).where(
-            SolverApplicability.session_id == session_id, SolverApplicability.config_id.in_(config_ids)
-        )
-    )
-    if rows:
-        connection.execute(sa.insert(SolverApplicability), list(rows))
+def _replace(engine: sa.Engine, session_id: int, config_ids: Sequence[int], rows: Sequence[dict[str, int]]) -> int:
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            connection.execute(
+                sa.delete(SolverApplicability).where(
+                    SolverApplicability.session_id == session_id, SolverApplicability.config_id.in_(config_ids)
+                )
+            )
+            if rows:
+                connection.execute(sa.insert(SolverApplicability), list(rows))
     return len(rows)
-
-
-def list_solvers(connection: sa.Connection, library: str) -> list[tuple[str, str, bool]]:
-    """Name, config kinds and tunability of the library's valid solvers, by name."""
-    statement = (
-        sa.select(models.Solver.name, models.Solver.kinds, models.Solver.tunable)
-        .where(models.Solver.library == library, models.Solver.valid.is_(True))
-        .order_by(models.Solver.name)
-    )
-    return [(row.name, row.kinds, row.tunable) for row in connection.execute(statement)]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.configs import ConvConfig, conv
 from tuna.configs.problem_key import NoKey
-from tuna.db.models import Config, ConfigTag, Environment, FindDb, Kernel, Session, Solver, Trial
+from tuna.db.models import Config, ConfigTag, Environment, FindDb, FindDbKernel, Kernel, Session, Solver, Trial
 from tuna.db.models import ConvConfig as ConvRow
 from tuna.errors import NotFound
 from tuna.exports.find_db import time_text
@@ -114,7 +114,7 @@ def winners(
             FindDb.workspace_bytes,
             FindDb.job_id,
             FindDb.trial_number,
-            sa.func.coalesce(FindDb.kernel, ""),
+            sa.func.coalesce(FindDbKernel.kernel, ""),
             sa.func.coalesce(FindDb.workload, ""),
             FindDb.params if params else sa.literal(""),
             Config.driver if driver else sa.literal(""),
@@ -123,6 +123,7 @@ def winners(
         .join(Config, Config.id == FindDb.config_id)
         .join(Solver, Solver.id == FindDb.solver_id)
         .outerjoin(ConvRow, ConvRow.config_id == FindDb.config_id)
+        .outerjoin(FindDbKernel, sa.and_(FindDbKernel.find_db_id == FindDb.id, FindDbKernel.number == 0))
         .where(FindDb.session_id == session_id)
         .order_by(FindDb.config_id)
     )

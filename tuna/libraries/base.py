@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from tuna.configs import Config
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 #: A cause's output tail is cut to this many characters before it travels.
 TAIL_CHARS = 4000
 
@@ -91,6 +91,7 @@ class Solver:
     algorithm: str  #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT
     tunable: bool = True
     dynamic: bool = False
+    number: int | None = None  #: the library's own id of it
 
 
 class _Wire(BaseModel):
@@ -118,7 +119,8 @@ class WorkItem(_Wire):
     target: str = ""  #: the session's `Environment.target`
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
-    candidates: tuple[Candidate, ...] = ()  #: what the step before built
+    candidates: tuple[Candidate, ...] = ()  #: what the steps before built
+    known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
 
 class Trial(_Wire):
@@ -142,6 +144,14 @@ class DeviceReport(_Wire):
     peak_gflops: float | None = None  #: measured in this worker, fp32
 
 
+class CodeObject(_Wire):
+    """Compiled code that a result needs at run time, as the library's loader asks for it."""
+
+    artifact: str  #: SHA-256 of the code in the artifact store
+    name: str = ""  #: empty: exporters give it one
+    args: str = ""
+
+
 class StepResult(_Wire):
     """Everything that one attempt at a step found."""
 
@@ -155,6 +165,10 @@ class StepResult(_Wire):
     reproduce: str = ""  #: command line that repeats the attempt when pasted
     trials: tuple[Trial, ...] = ()
     workspace_bytes: int = 0
+    algorithm: str = ""  #: as the library names it; empty: the solver's family
+    problem_key: str = ""  #: the library's own name of the config, where it is not the one that Tuna would give it
+    #: what the best trial needs at run time; None: the artifact of that trial
+    kernels: tuple[CodeObject, ...] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: str | None = None
     device: DeviceReport | None = None
@@ -191,10 +205,16 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
+    #: Whether work items carry the best params that the session has for their config and solver.
+    uses_known_params: bool = False
 
     @abstractmethod
     def environment(self) -> Environment:
         """What is installed here; raises LibraryMissing with the command that installs it."""
+
+    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
+        """The environment of another machine, described by `facts`; raises BadInput where that makes no sense."""
+        raise BadInput(f"{self.name} finds out its environment by itself; {', '.join(sorted(facts))} cannot be given.")
 
     def toolchain(self) -> str:
         """What decides who may compile; a library whose `environment` is slow to tell answers faster here."""
@@ -205,8 +225,8 @@ class Library(ABC):
         """Every solver of the installed version; needs neither the device nor the library itself."""
 
     @abstractmethod
-    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
-        """For each config the names of the solvers that can run it."""
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+        """For each config the names of the solvers that can run it in a session's environment."""
 
     @abstractmethod
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
@@ -242,6 +262,11 @@ class Library(ABC):
             if step.name == name:
                 return step
         raise NotFound(f"{self.name} has no step {name!r}.", hint=f"steps: {', '.join(s.name for s in self.steps)}")
+
+
+def result_of(item: WorkItem, **facts: Any) -> StepResult:
+    """The result of an attempt at `item`."""
+    return StepResult(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
 
 
 def tail(text: str) -> str:

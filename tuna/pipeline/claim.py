@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tuna.configs import parse_line
 from tuna.db import sessions
-from tuna.db.models import Config, Job, Solver, StepResult, Trial
+from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.db.types import utc_now
 from tuna.libraries.base import Candidate, Cause, Library, Step, WorkItem
 from tuna.libraries.registry import get_library
@@ -98,6 +98,7 @@ def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[A
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if not row.steps.startswith(step.name)]
     candidates = _candidates(connection, later)
+    known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
     return [
         WorkItem(
             job_id=row.id,
@@ -111,6 +112,7 @@ def _items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[A
             seed=seed(configs[row.config_id][0], solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
+            known_params=known.get((row.config_id, row.solver_id)),
         )
         for row in rows
     ]
@@ -144,6 +146,17 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
             .order_by(Trial.job_id, Trial.number)
         ):
             found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))
+    return found
+
+
+def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[Any]) -> dict[tuple[int, int], str]:
+    """By config and solver the params that the session holds for the best."""
+    found: dict[tuple[int, int], str] = {}
+    for part in _parts(sorted({row.config_id for row in rows})):
+        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
+            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
+        )
+        found |= {(row.config_id, row.solver_id): row.params for row in connection.execute(statement)}
     return found
 
 

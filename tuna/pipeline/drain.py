@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,14 @@ import structlog
 from tuna.artifacts import Artifacts
 from tuna.db import models
 from tuna.db.engine import retrying, writing
-from tuna.db.models import Device, FindDb, Job, Kernel, Session
+from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import Cause, Library, Resource, StepResult, Trial, tail
 from tuna.pipeline import claim
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.states import IN_FLIGHT, State, check, done, is_permanent, running, waiting
+from tuna.pipeline.winners import Winners, best
 from tuna.pipeline.wire import Report, ReportKind
 
 log = structlog.get_logger(__name__)
@@ -94,7 +95,7 @@ class Drain:
         self._engine = engine
         self._stream = stream
         self._libraries: dict[int, Library] = {}  # by session
-        self._artifacts = artifacts
+        self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
         self.counts = DrainCounts()
 
@@ -166,7 +167,7 @@ class Drain:
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
-        lost = self._write_winners(connection, jobs, winners)
+        lost = self._winners.write(connection, jobs, [outcome.result for outcome in winners])
         outcomes = [self._artifact_lost(jobs[o.result.job_id], o) if o.result.job_id in lost else o for o in outcomes]
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
@@ -196,89 +197,7 @@ class Drain:
 
     def _is_measurement(self, job: Any, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
-        return outcome.result.ok and on_device and _best(outcome.result) is not None
-
-    def _write_winners(self, connection: sa.Connection, jobs: Any, winners: Sequence[_Outcome]) -> set[int]:
-        """Find-db rows with their kernels; returns the jobs whose artifacts are gone."""
-        if not winners:
-            return set()
-        ids = [outcome.result.job_id for outcome in winners]
-        trials = {
-            (row.job_id, row.number): row
-            for row in connection.execute(
-                sa.select(models.Trial.job_id, models.Trial.number, models.Trial.params, models.Trial.artifact).where(
-                    models.Trial.job_id.in_(ids)
-                )
-            )
-        }
-        lost: set[int] = set()
-        rows: list[dict[str, Any]] = []
-        for outcome in winners:
-            job, best = jobs[outcome.result.job_id], _best(outcome.result)
-            assert best is not None
-            trial = trials[job.id, best.index]
-            workload = outcome.result.workload or job.workload
-            if not self._keep(connection, [d for d in (trial.artifact, workload) if d]):
-                lost.add(job.id)
-                continue
-            rows.append(
-                {
-                    "session_id": job.session_id,
-                    "config_id": job.config_id,
-                    "solver_id": job.solver_id,
-                    "job_id": job.id,
-                    "time_ms": best.time_ms,
-                    "workspace_bytes": outcome.result.workspace_bytes,
-                    "params": trial.params or "",
-                    "trial_number": best.index,
-                    "kernel": trial.artifact,
-                    "workload": workload,
-                    "updated_at": utc_now(),
-                }
-            )
-        key = ("session_id", "config_id", "solver_id")
-        upsert(connection, FindDb, rows, key=key, update=[n for n in (rows[0] if rows else ()) if n not in key])
-        self._write_devices(connection, jobs, winners)
-        return lost
-
-    def _keep(self, connection: sa.Connection, digests: Iterable[str]) -> bool:
-        """Copy artifacts into SQL, where they stay; False when one of them is gone."""
-        for digest in digests:
-            if connection.execute(sa.select(Kernel.digest).where(Kernel.digest == digest)).first():
-                continue
-            try:
-                blob = self._artifacts.get(digest)
-            except KeyError:
-                return False
-            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
-            upsert(connection, Kernel, [row], key=("digest",))
-        return True
-
-    def _write_devices(self, connection: sa.Connection, jobs: Any, winners: Sequence[_Outcome]) -> None:
-        seen: dict[tuple[int, str], float | None] = {}
-        for outcome in winners:
-            device = outcome.result.device
-            if device is not None:
-                seen[jobs[outcome.result.job_id].session_id, device.name] = device.peak_gflops
-        rows = [
-            {
-                "environment_id": connection.execute(
-                    sa.select(Session.environment_id).where(Session.id == session_id)
-                ).scalar_one(),
-                "name": name,
-                "peak_gflops": peak,
-                "updated_at": utc_now(),
-            }
-            for (session_id, name), peak in seen.items()
-        ]
-        upsert(
-            connection,
-            Device,
-            rows,
-            key=("environment_id", "name"),
-            update=("updated_at",),
-            keep_if_null=("peak_gflops",),
-        )
+        return outcome.result.ok and on_device and best(outcome.result) is not None
 
 
 def _is_current(job: Any, result: StepResult) -> bool:
@@ -304,11 +223,6 @@ def _possible(trial: Trial) -> bool:
 def _failed(trial: Trial) -> Trial:
     text = f"impossible time: {trial.time_ms} ms"
     return trial.model_copy(update={"cause": Cause.RUN_ERROR, "time_ms": None, "times_ms": (), "output_tail": text})
-
-
-def _best(result: StepResult) -> Trial | None:
-    timed = [trial for trial in result.trials if trial.time_ms is not None and trial.cause is None]
-    return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
 
 
 def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> None:

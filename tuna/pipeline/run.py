@@ -41,14 +41,13 @@ class Progress:
 
 def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
     """How far the session is with `steps` (all when empty)."""
-    order = [step.name for step in library.steps]
-    wanted = [order.index(step) for step in steps] if steps else list(range(len(order)))
     states: dict[str, int] = {}
     unfinished = 0
-    for (state, step), count in jobs.by_state(connection, session_id).items():
+    for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
         states[state] = states.get(state, 0) + count
         is_open = state in _IN_FLIGHT or state in CLAIMABLE[library.step(step).resource]
-        if is_open and order.index(step) <= max(wanted):
+        order = job_steps.split(",")
+        if is_open and (not steps or not set(steps).isdisjoint(order[order.index(step) :])):
             unfinished += count
     return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
 

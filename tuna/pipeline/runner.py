@@ -17,7 +17,7 @@ import redis
 import stamina
 import structlog
 
-from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, tail
+from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.wire import Chunk, Report, ReportKind
 
@@ -111,10 +111,8 @@ class Runner:
             fault = traceback.format_exc()
             log.error("a library failed", library=library.name, step=step.name, fault=fault)
         for item in open_items.values():
-            yield StepResult(
-                job_id=item.job_id,
-                attempt=item.attempt,
-                step=item.step,
+            yield result_of(
+                item,
                 ok=False,
                 cause=Cause.INFRA,
                 output_tail=tail(fault),

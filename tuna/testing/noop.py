@@ -19,6 +19,7 @@ from tuna.libraries.base import (
     StepResult,
     Trial,
     WorkItem,
+    result_of,
 )
 
 
@@ -41,7 +42,7 @@ class NoopLibrary(Library):
         """Ten names."""
         return [Solver(f"Noop{number}", self.kinds, "Direct") for number in range(10)]
 
-    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """Everything applies."""
         names = [solver.name for solver in self.solvers()]
         return ((config, names) for config in configs)
@@ -57,10 +58,8 @@ class NoopLibrary(Library):
             failed = item.options.get("fail") == item.solver
             times = (1.0,) if step.resource is Resource.DEVICE and item.options.get("trials") else ()
             trials = (Trial(index=0, params="{}", times_ms=times, time_ms=times[0] if times else None),)
-            yield StepResult(
-                job_id=item.job_id,
-                attempt=item.attempt,
-                step=item.step,
+            yield result_of(
+                item,
                 ok=not failed,
                 cause=Cause.RUN_ERROR if failed else None,
                 output_tail="it said \"no\" and 'never'" if failed else "",

@@ -21,6 +21,7 @@ from tuna.libraries.base import (
     StepResult,
     Trial,
     WorkItem,
+    result_of,
     tail,
 )
 from tuna.workers.sandbox import run
@@ -43,7 +44,7 @@ class ExampleLibrary(Library):
         """The one that runs the program."""
         return [Solver("Rocminfo", self.kinds, "Direct", tunable=False)]
 
-    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """It runs whatever the config is."""
         return ((config, ["Rocminfo"]) for config in configs)
 
@@ -66,10 +67,8 @@ class ExampleLibrary(Library):
             output = done.output
         time_ms = None if cause else seconds * 1e3
         trial = Trial(index=0, params="", cause=cause, time_ms=time_ms, times_ms=(time_ms,) if time_ms else ())
-        return StepResult(
-            job_id=item.job_id,
-            attempt=item.attempt,
-            step=item.step,
+        return result_of(
+            item,
             ok=cause is None,
             cause=cause,
             output_tail=tail(output),

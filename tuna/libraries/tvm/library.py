@@ -26,6 +26,7 @@ from tuna.libraries.base import (
     StepResult,
     Trial,
     WorkItem,
+    result_of,
     tail,
 )
 from tuna.libraries.tvm import environment
@@ -73,7 +74,7 @@ class TvmLibrary(Library):
         """Every way to express a layer."""
         return [row.solver for row in TABLE]
 
-    def applicable(self, configs: Iterable[Config]) -> Iterator[tuple[Config, Sequence[str]]]:
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
         return ((config, [row.name for row in TABLE if row.applies(config)]) for config in configs)
 
@@ -83,10 +84,8 @@ class TvmLibrary(Library):
         for item in items:
             started_at = time.time()
             facts = work(item, context)
-            yield StepResult(
-                job_id=item.job_id,
-                attempt=item.attempt,
-                step=item.step,
+            yield result_of(
+                item,
                 reproduce=self.reproduce(item),
                 started_at=started_at,
                 ended_at=time.time(),

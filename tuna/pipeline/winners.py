@@ -1,0 +1,138 @@
+"""What the drain keeps of good measurements: find-db rows, the code objects they need, the devices they ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.artifacts import Artifacts
+from tuna.db import models
+from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
+from tuna.db.types import utc_now
+from tuna.db.upsert import upsert
+from tuna.libraries.base import CodeObject, StepResult, Trial
+
+
+def best(result: StepResult) -> Trial | None:
+    """The fastest good trial of a result."""
+    timed = [trial for trial in result.trials if trial.time_ms is not None and trial.cause is None]
+    return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
+
+
+class Winners:
+    """Writes the best trials of results; what it returns and raises is the drain's business."""
+
+    def __init__(self, artifacts: Artifacts) -> None:
+        self._artifacts = artifacts
+
+    def write(self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]) -> set[int]:
+        """Find-db rows with their kernels, for results that have a best trial; returns the jobs whose artifacts are gone."""
+        if not results:
+            return set()
+        ids = [result.job_id for result in results]
+        trials = {
+            (row.job_id, row.number): row
+            for row in connection.execute(
+                sa.select(models.Trial.job_id, models.Trial.number, models.Trial.params, models.Trial.artifact).where(
+                    models.Trial.job_id.in_(ids)
+                )
+            )
+        }
+        lost: set[int] = set()
+        rows: list[dict[str, Any]] = []
+        kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
+        for result in results:
+            job, fastest = jobs[result.job_id], best(result)
+            assert fastest is not None
+            trial = trials[job.id, fastest.index]
+            workload = result.workload or job.workload
+            code = result.kernels
+            if code is None:
+                code = (CodeObject(artifact=trial.artifact),) if trial.artifact else ()
+            if not self._keep(connection, [*(item.artifact for item in code), *([workload] if workload else [])]):
+                lost.add(job.id)
+                continue
+            kernels[job.session_id, job.config_id, job.solver_id] = code
+            rows.append(
+                {
+                    "session_id": job.session_id,
+                    "config_id": job.config_id,
+                    "solver_id": job.solver_id,
+                    "job_id": job.id,
+                    "time_ms": fastest.time_ms,
+                    "workspace_bytes": result.workspace_bytes,
+                    "params": trial.params or "",
+                    "algorithm": result.algorithm,
+                    "problem_key": result.problem_key or None,
+                    "trial_number": fastest.index,
+                    "source": None,
+                    "workload": workload,
+                    "updated_at": utc_now(),
+                }
+            )
+        key = ("session_id", "config_id", "solver_id")
+        upsert(connection, FindDb, rows, key=key, update=[n for n in (rows[0] if rows else ()) if n not in key])
+        _write_kernels(connection, kernels)
+        _write_devices(connection, jobs, results)
+        return lost
+
+    def _keep(self, connection: sa.Connection, digests: Iterable[str]) -> bool:
+        """Copy artifacts into SQL, where they stay; False when one of them is gone."""
+        for digest in digests:
+            if connection.execute(sa.select(Kernel.digest).where(Kernel.digest == digest)).first():
+                continue
+            try:
+                blob = self._artifacts.get(digest)
+            except KeyError:
+                return False
+            row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
+            upsert(connection, Kernel, [row], key=("digest",))
+        return True
+
+
+def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]) -> None:
+    """The code objects of find-db rows, named by (session, config, solver); those of an older result go."""
+    if not kernels:
+        return
+    found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(
+        FindDb.session_id.in_({key[0] for key in kernels}), FindDb.config_id.in_({key[1] for key in kernels})
+    )
+    rows_by_key = {(row.session_id, row.config_id, row.solver_id): row.id for row in connection.execute(found)}
+    ids = {key: rows_by_key[key] for key in kernels}
+    connection.execute(sa.delete(FindDbKernel).where(FindDbKernel.find_db_id.in_(ids.values())))
+    rows = [
+        {"find_db_id": ids[name], "number": number, "kernel": code.artifact, "name": code.name, "args": code.args}
+        for name, codes in kernels.items()
+        for number, code in enumerate(codes)
+    ]
+    if rows:
+        connection.execute(sa.insert(FindDbKernel), rows)
+
+
+def _write_devices(connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]) -> None:
+    seen: dict[tuple[int, str], float | None] = {}
+    for result in results:
+        device = result.device
+        if device is not None:
+            seen[jobs[result.job_id].session_id, device.name] = device.peak_gflops
+    rows = [
+        {
+            "environment_id": connection.execute(
+                sa.select(Session.environment_id).where(Session.id == session_id)
+            ).scalar_one(),
+            "name": name,
+            "peak_gflops": peak,
+            "updated_at": utc_now(),
+        }
+        for (session_id, name), peak in seen.items()
+    ]
+    upsert(
+        connection,
+        Device,
+        rows,
+        key=("environment_id", "name"),
+        update=("updated_at",),
+        keep_if_null=("peak_gflops",),
+    )
