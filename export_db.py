@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' export_db.py; see `./export_db.py --help`."""
 
-from tuna.cli.seed import export_db
+from tuna.cli.seeds.export_db import main
 
 if __name__ == "__main__":
-    export_db()
+    main()

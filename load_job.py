@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' load_job.py; see `./load_job.py --help`."""
 
-from tuna.cli.seed import load_job
+from tuna.cli.seeds.load_job import main
 
 if __name__ == "__main__":
-    load_job()
+    main()

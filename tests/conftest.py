@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,7 +18,9 @@ import sqlalchemy as sa
 from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.embedded_redis import EmbeddedRedis
+from tuna.libraries.miopen.environment import visible_gpu
 from tuna.settings import get_settings
+from tuna.testing.rocm import install
 
 _START_S = 60.0
 
@@ -125,6 +128,22 @@ def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / "home").mkdir()
     yield tmp_path / "home"
     get_settings.cache_clear()
+
+
+@pytest.fixture()
+def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings then name."""
+
+    def make(**facts: Any) -> Path:
+        for name, value in install(tmp_path / "rocm", **facts).items():
+            monkeypatch.setenv(name, value)
+        get_settings.cache_clear()
+        visible_gpu.cache_clear()
+        return tmp_path / "rocm"
+
+    yield make
+    get_settings.cache_clear()
+    visible_gpu.cache_clear()
 
 
 @pytest.fixture()

@@ -12,11 +12,13 @@ import traceback
 from typing import Any
 
 from celery import Celery
+from celery.worker.control import control_command
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
 from kombu import Exchange, Queue
 
+from tuna import logs
 from tuna.errors import TunaError
-from tuna.pipeline import tasks
+from tuna.pipeline import everywhere, tasks
 from tuna.pipeline.connection import broker_url, connect, ensure_services
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.wire import Chunk
@@ -73,12 +75,10 @@ def _start_services(**_: Any) -> None:
 
 
 @setup_logging.connect
-def _log_plainly(loglevel: Any = None, logfile: str | None = None, **_: Any) -> None:
-    logging.basicConfig(
-        level=loglevel or get_settings().log_level,
-        filename=logfile,
-        format="%(asctime)s %(levelname)s %(processName)s %(message)s",
-    )
+def _set_up_logs(loglevel: Any = None, logfile: str | None = None, **_: Any) -> None:
+    settings = get_settings()
+    level = logging.getLevelName(loglevel) if isinstance(loglevel, int) else loglevel or settings.log_level
+    logs.configure(level, settings.log_format, logfile)
 
 
 @celeryd_after_setup.connect
@@ -102,6 +102,14 @@ def _choose_queues(instance: Any) -> None:
         queues.deselect(name)
         for queue in names:
             queues.select_add(Queue(queue, Exchange(queue), routing_key=queue))
+
+
+@control_command(name=everywhere.CONTROL, args=[("words", list)])
+def _execute(_state: Any, words: list[str]) -> dict[str, Any]:
+    """What `go_fish.py --exec` asks for; refused unless this worker's settings allow it."""
+    if not get_settings().allow_exec:
+        return {"ok": False, "text": "refused: set TUNA_ALLOW_EXEC=1 for this worker", "output": ""}
+    return everywhere.run_here([str(word) for word in words])
 
 
 @worker_process_init.connect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationError
@@ -59,11 +59,17 @@ class Settings(BaseSettings):
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
         "", description="cores that measure, such as 1 or 4-7; default: the last core of this machine"
     )
+    rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
+    fin: Path | None = Field(None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm")
     lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
     max_attempts: int = Field(3, ge=1, description="failed attempts after which a job is errored")
     claim_batch: int = Field(2000, ge=1, description="jobs claimed in one transaction")
     queue_bound: int = Field(256, ge=1, description="chunks that may wait in one queue (backpressure)")
-    log_level: str = Field("WARNING", description="level of the log on stderr")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
+        "WARNING", description="level of the log on stderr"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="json: one object a line, as logstash takes them")
+    allow_exec: bool = Field(False, description="whether a worker here runs what `go_fish.py --exec` asks it to")
 
     @classmethod
     def settings_customise_sources(

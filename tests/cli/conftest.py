@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tuna.cli import seed
+from tuna.cli.seeds import export_db, go_fish, load_job
 from tuna.cli.main import guarded, tuna
 from tuna.settings import get_settings
 
@@ -47,9 +47,9 @@ def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., End
     """`type_in("tuna", "status")` or `type_in("go_fish", "noop", "--init_session", ...)`."""
     programs: dict[str, click.Command] = {
         "tuna": tuna,
-        "go_fish": seed._go_fish,
-        "load_job": seed._load_job,
-        "export_db": seed._export_db,
+        "go_fish": go_fish.go_fish,
+        "load_job": load_job.load_job,
+        "export_db": export_db.export_db,
     }
 
     def run(program: str, *words: object) -> Ended:

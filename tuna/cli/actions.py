@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
     from tuna.db.solvers import StoredSolver
 
 
-def init_session(library: str, reason: str) -> int:
-    """Make (or find) the session for this machine's environment; prints its id and environment."""
+def init_session(library: str, reason: str, facts: Mapping[str, str] | None = None) -> int:
+    """Make (or find) the session for this machine's environment, or for that of `facts`; prints id and environment."""
     from tuna.db import sessions
     from tuna.db.engine import writing
     from tuna.libraries.registry import get_library
 
-    environment = get_library(library).environment()
+    room = get_library(library)
+    environment = room.environment_by_hand(facts) if facts else room.environment()
     with writing(open_database()) as connection:
         session_id, new = sessions.create(connection, environment, reason)
     click.echo(f"session {session_id} ({'new' if new else 'already there'}): {describe(environment)}")
@@ -34,41 +34,6 @@ def describe(environment: Any) -> str:
     """An environment in one line."""
     words = [f"{environment.library} {environment.library_version}", f"{environment.arch} x {environment.num_cu}"]
     return ", ".join(words + ([environment.device] if environment.device else []))
-
-
-@dataclass(frozen=True)
-class Imported:
-    """What an import did."""
-
-    configs: int
-    added: int
-    tagged: int
-
-
-def import_configs(path: Path, tag: str, *, strict: bool = False) -> Imported:
-    """Import a file of driver commands under a tag; prints the counts and every rejected line."""
-    from tuna.configs import parse_file
-    from tuna.db import configs
-    from tuna.db.engine import writing
-
-    if not tag.strip() or len(tag) > 128:
-        raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
-    parsed = parse_file(path)
-    for rejection in parsed.rejections:
-        click.echo(str(rejection), err=True)
-    if strict:
-        parsed.check_strict()
-    if not parsed.configs:
-        raise BadInput(f"{path} holds no layer that can be imported ({parsed.counts.total} lines).")
-    with writing(open_database()) as connection:
-        stored = configs.store(connection, parsed.configs, tag)
-    c = parsed.counts
-    click.echo(
-        f"{c.total} lines: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
-        f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
-    )
-    click.echo(f"{len(parsed.configs)} layers: {stored.added} added, {stored.tagged} newly tagged {tag!r}")
-    return Imported(len(parsed.configs), stored.added, stored.tagged)
 
 
 def update_solvers(library: str) -> int:
@@ -126,6 +91,10 @@ def load_jobs(
     reason: str,
     solvers: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
+    algorithm: str | None = None,
+    only_dynamic: bool = False,
+    only_tunable: bool = False,
+    command: str | None = None,
 ) -> int:
     """Make the jobs of a session, for every applicable solver or for some; prints how many are new."""
     from tuna.db import jobs
@@ -135,9 +104,21 @@ def load_jobs(
 
     engine = open_database()
     library = get_library(session_library(session_id))
-    names = [library.step(name).name for name in steps] or [step.name for step in library.steps]
+    wanted = {library.step(name).name for name in steps}
+    names = [step.name for step in library.steps if not wanted or step.name in wanted]
     request = jobs.JobRequest(
-        session_id, library.name, names, reason, State.NEW.value, tag=tag, solvers=tuple(solvers), options=options
+        session_id,
+        library.name,
+        names,
+        reason,
+        State.NEW.value,
+        tag=tag,
+        solvers=tuple(solvers),
+        options=options,
+        algorithm=algorithm,
+        only_dynamic=only_dynamic,
+        only_tunable=only_tunable,
+        command=command,
     )
     with writing(engine) as connection:
         count = jobs.load(connection, request)
@@ -149,19 +130,62 @@ def load_jobs(
     return count
 
 
-def export(session_id: int, form: str, directory: Path, **options: Any) -> Path:
-    """Write one database of the session; prints what is in it and, last, its path."""
+def load_example_job(session_id: int, reason: str, options: Mapping[str, Any]) -> None:
+    """A job of the example library, which runs a program and needs no layer of anybody's; prints how many are new."""
+    from tuna.configs import GemmConfig
+    from tuna.db import configs, solvers
+    from tuna.db.engine import writing
+    from tuna.libraries.registry import get_library
+
+    engine, tag, library = open_database(), "example", get_library("example")
+    with writing(engine) as connection:
+        configs.store(connection, [GemmConfig(m=1, n=1, k=1)], tag)
+        solvers.update_solvers(connection, library)
+    solvers.update_applicability(engine, library, session_id, tag)
+    load_jobs(session_id, tag=tag, reason=reason, options=options)
+
+
+def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
+    """Refuse a device that is not the session's, should one be named."""
+    from tuna.db import sessions
     from tuna.db.engine import reading
-    from tuna.exports import Form
-    from tuna.exports import export as write
 
     with reading(open_database()) as connection:
-        report = write(connection, session_id, Form(form), directory, **options)
-    for reason, count in sorted(report.skipped.items()):
-        click.echo(f"not exported: {count} ({reason})", err=True)
-    click.echo(f"{report.entries} entries of {report.configs} layers")
-    click.echo(str(report.path))
-    return Path(report.path)
+        there = sessions.get(connection, session_id).environment
+    if arch not in (None, there.arch) or num_cu not in (None, there.num_cu):
+        raise BadInput(f"Session {session_id} is for {there.arch} with {there.num_cu} compute units.")
+
+
+def add_tables() -> None:
+    """Create the tables, in whichever database the settings name; prints their names."""
+    from tuna.cli.database import connect_database
+    from tuna.db import schema
+    from tuna.db.models import Base
+
+    schema.upgrade(connect_database())
+    click.echo(f"tables: {', '.join(sorted(Base.metadata.tables))}")
+
+
+def print_status(library: str) -> int:
+    """Show what this machine and its services can do for a library, then its sessions; 1 if something must change."""
+    from tuna.cli.doctor import print_findings
+    from tuna.cli.look import print_sessions
+
+    good = print_findings(library)
+    print_sessions(library)
+    return 0 if good else 1
+
+
+def execute_everywhere(command: str) -> int:
+    """Run a command here and on the workers that allow it; prints each output; 1 if one of them failed."""
+    from tuna.pipeline.everywhere import execute
+
+    worst = 0
+    for answer in execute(command, get_settings()):
+        click.echo(f"== {answer.host}: {answer.text}")
+        click.echo(answer.output.rstrip())
+        worst = max(worst, 0 if answer.ok else 1)
+    return worst
 
 
 def write_report(session_id: int, path: Path) -> Path:

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 def open_database() -> sa.Engine:
     """The database of the settings with a current schema: an embedded one is made and upgraded by itself."""
+    from tuna import logs
     from tuna.db import schema
 
-    engine = _connect()
+    logs.configure(get_settings().log_level, get_settings().log_format)
+    engine = connect_database()
     schema.require(engine, embedded=get_settings().embedded_db)
     return engine
 
 
-def _connect() -> sa.Engine:
+def connect_database() -> sa.Engine:
+    """The database of the settings, whatever its schema."""
     from tuna.db.engine import make_engine
 
     settings = get_settings()
@@ -43,7 +46,7 @@ def upgrade() -> None:
     """Bring the schema of the database to the one that this version needs."""
     from tuna.db import schema
 
-    engine = _connect()
+    engine = connect_database()
     before = schema.revision(engine)
     schema.upgrade(engine)
     where = engine.url.render_as_string(hide_password=True)

@@ -31,17 +31,26 @@ class Finding:
 @options.as_json
 def doctor(as_json: bool) -> int:
     """Check settings, disk, database, Redis, artifact store, cores and libraries; exit 1 if something must change."""
-    findings = [_look(what, check) for what, check in _CHECKS.items()]
-    findings += list(_libraries())
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        rows = [
-            ("ok" if f.ok else "CHANGE", f.what, f.text + (f"  ->  {f.hint}" if f.hint and not f.ok else ""))
-            for f in findings
-        ]
-        print_table("", ("", "what", "found"), rows)
+    if not as_json:
+        return 0 if print_findings() else 1
+    findings = _findings()
+    print_json([asdict(finding) for finding in findings])
     return 0 if all(finding.ok for finding in findings) else 1
+
+
+def print_findings(library: str | None = None) -> bool:
+    """Print what was found, of libraries only `library` if it is given; says whether all is well."""
+    findings = _findings(library)
+    rows = [
+        ("ok" if f.ok else "CHANGE", f.what, f.text + (f"  ->  {f.hint}" if f.hint and not f.ok else ""))
+        for f in findings
+    ]
+    print_table("", ("", "what", "found"), rows)
+    return all(finding.ok for finding in findings)
+
+
+def _findings(library: str | None = None) -> list[Finding]:
+    return [_look(what, check) for what, check in _CHECKS.items()] + list(_libraries(library))
 
 
 def _look(what: str, check: Callable[[], Finding]) -> Finding:
@@ -105,11 +114,11 @@ def _cores() -> Finding:
 _CHECKS = {"disk": _disk, "database": _database, "redis": _redis, "artifacts": _artifacts, "cores": _cores}
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries(only: str | None) -> Iterator[Finding]:
     from tuna.cli.actions import describe
     from tuna.libraries.registry import get_library, names
 
-    for name in names():
+    for name in [only] if only else names():
         try:
             yield Finding(f"library {name}", True, describe(get_library(name).environment()))
         except TunaError as error:  # a library that is not here is not a fault

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tuna.cli import actions, options
+from tuna.cli import actions, options, transfer
 from tuna.cli.console import print_json, print_table
 
 
@@ -16,6 +16,19 @@ from tuna.cli.console import print_json, print_table
 @options.as_json
 def status(session_id: int | None, as_json: bool) -> None:
     """Show sessions, their jobs by state, and why jobs failed."""
+    documents = _documents(session_id)
+    if as_json:
+        print_json(documents)
+    else:
+        _print(documents, details=session_id is not None)
+
+
+def print_sessions(library: str) -> None:
+    """Print the sessions of a library."""
+    _print([document for document in _documents(None) if document["library"] == library], details=False)
+
+
+def _documents(session_id: int | None) -> list[dict[str, Any]]:
     from tuna.cli.database import open_database
     from tuna.db import jobs, sessions
     from tuna.db.engine import reading
@@ -25,7 +38,7 @@ def status(session_id: int | None, as_json: bool) -> None:
         chosen = [session_id] if session_id is not None else list(counts)
         infos = [sessions.get(connection, number) for number in chosen]
         failures = {number: jobs.failures(connection, number) for number in chosen}
-    documents = [
+    return [
         {
             "session": info.id,
             "library": info.environment.library,
@@ -38,13 +51,6 @@ def status(session_id: int | None, as_json: bool) -> None:
         }
         for info in infos
     ]
-    if as_json:
-        print_json(documents)
-        return
-    if not documents:
-        click.echo("No sessions yet. Start one with: tuna init-session LIBRARY -l REASON")
-        return
-    _print(documents, details=session_id is not None)
 
 
 #: Spelt out: the states' module would load the pipeline, and this command has to answer at once. A test compares.
@@ -56,6 +62,9 @@ def _failure(cause: str, count: int, output: str, reproduce: str) -> dict[str, A
 
 
 def _print(documents: list[dict[str, Any]], *, details: bool) -> None:
+    if not documents:
+        click.echo("No sessions yet. Start one with: tuna init-session LIBRARY -l REASON")
+        return
     rows = [
         (
             document["session"],
@@ -87,7 +96,7 @@ def _print(documents: list[dict[str, Any]], *, details: bool) -> None:
 @click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="Solvers kept for a layer.")
 def export(session_id: int, form: str, directory: Path, filename: str | None, config_tag: str | None, top: int) -> None:
     """Write a session's results as a database: find, perf, kernel (MIOpen's formats) or tvm (TVM's own)."""
-    actions.export(session_id, form, directory, filename=filename, config_tag=config_tag, top=top)
+    transfer.export(session_id, form, directory, filename=filename, config_tag=config_tag, top=top)
 
 
 @click.command()

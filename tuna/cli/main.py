@@ -27,6 +27,11 @@ COMMANDS = {
     "status": ("tuna.cli.look", "status", "Show sessions, jobs by state and failures by cause."),
     "export": ("tuna.cli.look", "export", "Write a session's results as a database."),
     "report": ("tuna.cli.look", "report", "Write a session's report as one HTML file."),
+    "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
+    "import-db": ("tuna.cli.databases", "import_db", "Import a find db or perf db of MIOpen's."),
+    "merge-db": ("tuna.cli.databases", "merge_db", "Merge two databases into a new one."),
+    "db-diff": ("tuna.cli.databases", "db_diff", "Say how two databases differ."),
+    "check-db": ("tuna.cli.databases", "check_db", "Check a folder of databases by MIOpen's own rules."),
     "doctor": ("tuna.cli.doctor", "doctor", "Check this machine and its services, and say what to change."),
     "db": ("tuna.cli.database", "db", "Look after the database."),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tuna.cli import actions
+from tuna.cli import actions, transfer
 from tuna.cli.console import print_table
 
 TAG = "resnet50-quick"
@@ -29,7 +29,7 @@ def quickstart(output: Path, candidates: int) -> int:
     """
     session_id = actions.init_session("tvm", "quickstart")
     with as_file(files("tuna.data") / "resnet50_quick.txt") as path:
-        actions.import_configs(path, TAG)
+        transfer.import_configs(path, TAG)
     actions.update_solvers("tvm")
     actions.update_applicability(session_id, TAG)
     actions.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates})
@@ -38,7 +38,7 @@ def quickstart(output: Path, candidates: int) -> int:
     output.mkdir(parents=True, exist_ok=True)
     click.echo("\nDatabases:")
     for form in FORMS:
-        actions.export(session_id, form, output)
+        transfer.export(session_id, form, output)
     click.echo("\nReport:")
     actions.write_report(session_id, output / "report.html")
     if errored:

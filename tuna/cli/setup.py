@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuna.cli import actions, options
+from tuna.cli import actions, options, transfer
 from tuna.cli.console import print_table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def init_session(library: str, reason: str) -> None:
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
 def import_configs(file: Path, tag: str, strict: bool) -> None:
     """Import layers from FILE, one MIOpenDriver command a line."""
-    actions.import_configs(file, tag, strict=strict)
+    transfer.import_configs(file, tag, strict=strict)
 
 
 @click.command()

@@ -58,6 +58,7 @@ def start_worker(queue: str, processes: int) -> None:
 @click.option("--seed", type=int, default=0)
 @click.option("--index", type=click.IntRange(min=0), help="Only this candidate; default: all.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
+@click.option("--target", help="The session's target; default: this machine's.")
 @options.as_json
 def reproduce(
     driver: str,
@@ -67,6 +68,7 @@ def reproduce(
     seed: int,
     index: int | None,
     pairs: tuple[str, ...],
+    target: str | None,
     as_json: bool,
 ) -> int:
     """Repeat a job of the layer DRIVER, or one candidate of it, here and now; nothing is stored.
@@ -75,7 +77,7 @@ def reproduce(
     """
     from tuna.cli.console import print_json, print_table
     from tuna.configs import parse_line
-    from tuna.libraries.base import Environment, WorkItem
+    from tuna.libraries.base import WorkItem
     from tuna.libraries.registry import get_library
     from tuna.pipeline.once import run_steps
 
@@ -85,7 +87,6 @@ def reproduce(
     configs = parse_line(driver)
     if len(configs) != 1:
         raise BadInput("The layer must have one direction.", hint="give it with -F 1, 2 or 4")
-    environment: Environment = room.environment()
     item = WorkItem(
         job_id=1,
         attempt=1,
@@ -94,7 +95,7 @@ def reproduce(
         step=last,
         solver=solver,
         config=configs[0].to_json(),
-        target=environment.target,
+        target=room.environment().target if target is None else target,
         seed=seed,
         options=options.job_options(pairs, None),
     )

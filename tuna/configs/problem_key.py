@@ -51,7 +51,14 @@ class PerfKey:
     group_count: int
 
 
+    def text(self) -> str:
+        """The key as a perf db in text form has it: the numbers, then layout, data type and direction, joined by x."""
+        return "x".join(str(getattr(self, name)) for name in _PERF_TEXT)
+
+
 PERF_FIELDS = tuple(field.name for field in fields(PerfKey))
+#: The order of the fields in a perf db in text form.
+_PERF_TEXT = (*PERF_FIELDS[3:], "layout", "data_type", "direction")
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,14 @@ def text_of(config: object) -> str | None:
     """The find-db key of a layer; None if MIOpen has none, or none that is known for certain."""
     try:
         return from_conv(config).text() if isinstance(config, ConvConfig) else None
+    except NoKey:
+        return None
+
+
+def perf_key_of(config: object) -> PerfKey | None:
+    """The perf-db fields of a layer; None if it has no key that is known for certain."""
+    try:
+        return from_conv(config).perf() if isinstance(config, ConvConfig) else None
     except NoKey:
         return None
 

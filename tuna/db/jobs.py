@@ -9,8 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.configs.conv import COMMANDS
 from tuna.db import configs, solvers
-from tuna.db.models import ConfigTag, Job, Session, Solver, SolverApplicability, StepResult
+from tuna.db.models import ConfigTag, ConvConfig, Job, Session, Solver, SolverApplicability, StepResult
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 
@@ -29,6 +30,7 @@ class JobRequest:
     algorithm: str | None = None  #: only solvers of this family, such as GEMM
     only_dynamic: bool = False
     only_tunable: bool = False
+    command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
     options: Mapping[str, Any] | None = None
 
 
@@ -78,6 +80,11 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
         select = select.where(Solver.dynamic.is_(True))
     if request.only_tunable:
         select = select.where(Solver.tunable.is_(True))
+    if request.command is not None:
+        data_type = next(kind for kind, command in COMMANDS.items() if command == request.command)
+        select = select.join(ConvConfig, ConvConfig.config_id == pair.config_id).where(
+            ConvConfig.data_type == data_type.value
+        )
     names = ["session_id", "config_id", "solver_id", *values]
     return connection.execute(sa.insert(Job).from_select(names, select)).rowcount
 

@@ -241,6 +241,11 @@ class Library(ABC):
         position = steps.index(result.step) + 1
         return steps[position] if position < len(steps) else None
 
+    def path_to(self, step: str) -> Sequence[str]:
+        """The steps that a job must go through to get `step` done, it included: what `tuna reproduce` runs."""
+        names = [known.name for known in self.steps]
+        return names[: names.index(step) + 1]
+
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
         """The command line that repeats the item, or one candidate of it, when pasted."""
         import shlex

@@ -13,11 +13,10 @@ from tuna.workers.devices import compile_cpus, eval_cpus
 
 def run_steps(library: Library, item: WorkItem, last: str, index: int | None = None) -> list[StepResult]:
     """The results of the library's steps up to `last`; of candidate `index` alone when it is given."""
-    names = [step.name for step in library.steps]
     results: list[StepResult] = []
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
         artifacts = Artifacts(Path(folder, "artifacts").as_uri(), Path(folder, "cache"))
-        for name in names[: names.index(library.step(last).name) + 1]:
+        for name in library.path_to(library.step(last).name):
             step = library.step(name)
             cpus = eval_cpus() if step.resource is Resource.DEVICE else compile_cpus()
             context = RunContext(artifacts, Path(folder), cpus)

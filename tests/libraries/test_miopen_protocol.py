@@ -1,0 +1,269 @@
+"""What fin is asked and what becomes of its answers, against exchanges recorded from real fins."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_data import shared_data
+
+from tuna.artifacts import Artifacts
+from tuna.configs import ConvConfig, from_json, parse_line, problem_key
+from tuna.configs.conv import COMMANDS
+from tuna.libraries.base import Cause
+from tuna.libraries.miopen import answers, kernels, names, request
+from tuna.libraries.miopen.answers import Failure
+from tuna.libraries.miopen.kernels import BadKernel
+
+_TYPES = {command: data_type.value for data_type, command in COMMANDS.items()}
+
+
+def recorded(pattern: str) -> list[Path]:
+    """The recordings whose names match."""
+    return sorted(shared_data("fin").glob(pattern))
+
+
+def config_of(found: dict[str, Any]) -> ConvConfig:
+    """The config in a recorded request."""
+    fields = {
+        name: value for name, value in found.items() if name not in ("cmd", "wei_layout", "id", "valid", "driver")
+    }
+    config = from_json(
+        {"kind": "convolution", "data_type": _TYPES[found["cmd"]], "fil_layout": found["wei_layout"], **fields}
+    )
+    assert isinstance(config, ConvConfig)
+    return config
+
+
+def exchanges() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Request and answer of every recorded compile job of a real fin."""
+    for path in recorded("real_find_compile_*.in.json"):
+        jobs = json.loads(path.read_text())
+        found = json.loads(path.with_name(path.name.replace(".in.", ".out.")).read_text())[1:]
+        yield from zip(jobs, found, strict=True)
+
+
+def test_a_config_is_put_as_in_the_recorded_requests() -> None:
+    count = 0
+    for job, _ in exchanges():
+        assert request.config_fields(config_of(job["config"])) == job["config"]
+        count += 1
+    assert count >= 6
+
+
+def test_a_whole_request_is_what_mituna_sends() -> None:
+    (job,) = json.loads(shared_data("fin", "fin_input_find_compile-1.json").read_text())
+    ours = request.job("miopen_find_compile", config_of(job["config"]), "gfx908", 120, job["solvers"])
+    for part in ("steps", "arch", "num_cu", "direction", "dynamic_only", "solvers"):
+        assert ours[part] == job[part], part
+    assert {name: job["config"][name] for name in ours["config"]} == ours["config"]
+
+
+def test_an_eval_request_brings_what_was_compiled() -> None:
+    (job,) = json.loads(shared_data("fin", "fin_input_find_eval.json").read_text())
+    ours = request.job("miopen_find_eval", config_of(job["config"]), "gfx906", 60, job["solvers"], ["made"])
+    assert ours["steps"] == ["alloc_buf", "fill_buf", "miopen_find_eval"]
+    assert ours["miopen_find_compile_result"] == ["made"]
+    assert ours["arch"] == job["arch"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [
+        ("gfx900", "gfx900:xnack-"),
+        ("gfx908", "gfx908:sram-ecc+:xnack-"),
+        ("gfx90a", "gfx90a:sram-ecc+:xnack-"),
+        ("gfx1030", "gfx1030"),
+        ("gfx1201", "gfx1201"),
+        ("gfx950", "gfx950:sram-ecc+:xnack-"),
+    ],
+)
+def test_target_ids(arch: str, target: str) -> None:
+    assert request.target_id(arch) == target
+
+
+def test_our_key_of_a_problem_is_fins() -> None:
+    for job, answer in exchanges():
+        assert answers.problem_key(answer, config_of(job["config"])) == ""
+        assert answer["db_key"] == problem_key.text_of(config_of(job["config"]))
+
+
+def test_an_answer_about_another_problem_is_refused() -> None:
+    job, answer = next(exchanges())
+    with pytest.raises(Failure) as failure:
+        answers.problem_key({**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"]))
+    assert failure.value.cause is Cause.INFRA
+
+
+def test_the_solvers_of_a_real_fin() -> None:
+    answer = json.loads(shared_data("fin", "real_get_solvers.out.json").read_text())[1]
+    found = answers.solvers(answer)
+    assert len(found) == 114
+    assert [solver.kinds for solver in found].count(("convolution",)) == 104
+    assert sum(solver.tunable for solver in found) == 54
+    assert {solver.name: solver.number for solver in found}["ConvAsm3x3U"] == 1
+
+
+def test_the_algorithm_of_every_solver_is_told_from_its_name() -> None:
+    seen: dict[str, str] = {}
+    for _, answer in exchanges():
+        for entry in answer["miopen_find_compile_result"]:
+            seen[entry["solver_name"]] = entry["algorithm"].partition("Algo")[2]
+    assert len(seen) == 104
+    assert {name: names.algorithm_family(name) for name in seen} == seen
+
+
+def test_names_with_commas_are_those_with_hyphens() -> None:
+    assert names.canonical("ConvWinograd3x3MultipassWrW<3, 4>") == "ConvWinograd3x3MultipassWrW<3-4>"
+
+
+def kernel_objects(found: Any) -> Iterator[dict[str, Any]]:
+    """Every kernel object anywhere in a document."""
+    if isinstance(found, dict):
+        if "comp_options" in found:
+            yield found
+        for value in found.values():
+            yield from kernel_objects(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from kernel_objects(value)
+
+
+def test_real_blobs_are_unpacked_and_their_checks_hold() -> None:
+    count = 0
+    for path in recorded("fin_*.json"):
+        for found in kernel_objects(json.loads(path.read_text())):
+            if len(found["blob"]) < 1000 or "trimmed" in path.name:
+                continue
+            kernel = kernels.decode(found)
+            assert len(kernel.code) == found["uncompressed_size"]
+            assert kernels.decode(kernels.encode(kernel)) == kernel
+            count += 1
+    assert count
+
+
+@pytest.fixture
+def real_kernel() -> dict[str, Any]:
+    """A real kernel object with its blob."""
+    document = json.loads(shared_data("fin", "fin_input_find_eval.json").read_text())
+    return next(kernel_objects(document))
+
+
+def test_the_url_alphabet_and_dots_for_padding_are_read(real_kernel: dict[str, Any]) -> None:
+    blob = real_kernel["blob"].replace("+", "-").replace("/", "_").replace("=", ".")
+    assert kernels.decode({**real_kernel, "blob": blob}) == kernels.decode(real_kernel)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blob": ""},
+        {"blob": "QlpoOTFB"},
+        {"blob": "not base64!"},
+        {"blob": None},
+        {"uncompressed_size": 5},
+        {"uncompressed_size": 0},
+        {"uncompressed_size": 1 << 40},
+        {"uncompressed_size": "145576"},
+        {"md5_sum": "0" * 32},
+        {"md5_sum": "Failed to compress kernel", "uncompressed_size": 0, "blob": ""},
+        {"kernel_file": ""},
+        {"comp_options": None},
+    ],
+)
+def test_a_kernel_that_is_not_what_it_says_is_refused(real_kernel: dict[str, Any], change: dict[str, Any]) -> None:
+    with pytest.raises(BadKernel):
+        kernels.decode({**real_kernel, **change})
+
+
+def test_a_blob_cut_in_the_middle_is_refused(real_kernel: dict[str, Any]) -> None:
+    for length in range(0, len(real_kernel["blob"]) - 8, 997):
+        with pytest.raises(BadKernel):
+            kernels.decode({**real_kernel, "blob": real_kernel["blob"][:length]})
+
+
+def test_what_fin_repeats_is_stored_once(real_kernel: dict[str, Any], tmp_path: Path) -> None:
+    store = Artifacts(tmp_path.as_uri(), tmp_path / "cache")
+    other = {**real_kernel, "comp_options": "-O0"}
+    kept = kernels.store([real_kernel] * 60 + [other], store)
+    assert [code.args for code in kept] == [real_kernel["comp_options"], "-O0"]
+    assert len({code.artifact for code in kept}) == 1
+
+
+STEP = "miopen_find_eval"
+GOOD: dict[str, Any] = {
+    "solver_name": "A",
+    "algorithm": "miopenConvolutionFwdAlgoDirect",
+    "evaluated": True,
+    "reason": "Success",
+    "params": "1,2",
+    "time": 0.5,
+    "workspace": 8,
+}
+
+
+def eval_answer(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"miopen_find_eval_result": [entry]}
+
+
+def test_a_good_measurement() -> None:
+    found = answers.measured(eval_answer(GOOD), STEP, "A")
+    assert (found.time_ms, found.params, found.workspace) == (0.5, "1,2", 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"time": 0}, Cause.RUN_ERROR),
+        ({"time": -1.0}, Cause.RUN_ERROR),
+        ({"time": float("nan")}, Cause.RUN_ERROR),
+        ({"time": None}, Cause.RUN_ERROR),
+        ({"time": "fast"}, Cause.RUN_ERROR),
+        ({"time": True}, Cause.RUN_ERROR),
+        ({"evaluated": False}, Cause.RUN_ERROR),
+        ({"reason": "Invoker returned time = 0", "time": 0.0}, Cause.RUN_ERROR),
+        ({"reason": "Invoker not implemented", "evaluated": False}, Cause.RUN_ERROR),
+        ({"reason": "Not Applicable", "evaluated": False}, Cause.NOT_APPLICABLE),
+        ({"reason": None}, Cause.RUN_ERROR),
+        ({"reson": "negative", "time": -1.0}, Cause.RUN_ERROR),
+        ({"params": 7}, Cause.RUN_ERROR),
+        ({"solver_name": "Nobody"}, Cause.RUN_ERROR),
+    ],
+)
+def test_what_is_no_measurement_has_a_cause(change: dict[str, Any], cause: Cause) -> None:
+    with pytest.raises(Failure) as failure:
+        answers.measured(eval_answer({**GOOD, **change}), STEP, "A")
+    assert failure.value.cause is cause
+    assert str(failure.value)
+
+
+def test_a_missing_reason_or_result_is_a_failure() -> None:
+    entry = copy.deepcopy(GOOD)
+    del entry["reason"]
+    for answer in (eval_answer(entry), {}, {"miopen_find_eval_result": None}, {"miopen_find_eval_result": ["A"]}):
+        with pytest.raises(Failure):
+            answers.measured(answer, STEP, "A")
+
+
+def test_the_old_and_the_new_real_eval_answers_are_read() -> None:
+    for name, step, solver in (
+        ("fin_output_find_eval.json", "miopen_find_eval", "ConvAsm1x1UV2"),
+        ("fin_output_perf_eval.trimmed.json", "miopen_perf_eval", "ConvHipImplicitGemmV4R1Fwd"),
+    ):
+        answer = json.loads(shared_data("fin", name).read_text())[1]
+        found = answers.measured(answer, step, solver)
+        assert found.time_ms > 1
+        assert "," in found.params
+
+
+def test_a_layer_that_mituna_writes_has_its_documented_request() -> None:
+    (config,) = parse_line("MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 1")
+    fields = request.config_fields(config)  # type: ignore[arg-type]
+    assert fields["conv_stride_d"] == 0
+    assert fields["dilation_d"] == 0
+    assert fields["in_d"] == 1
+    assert fields["direction"] == "F"

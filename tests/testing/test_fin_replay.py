@@ -1,0 +1,136 @@
+"""The double answers what a real fin answered, as far as something that compiles nothing can.
+
+Not replayed, because fin of October 2024 does not run them or does not speak like that any more: `fin_input.json` and
+`fin_output.json` (2020: no direction, no layouts, pairs for solvers, texts for times), `fin_input_find_compile2`,
+`fin_input_find_kernel`, `fin_input_perf_compile`, `fin_*_perf_eval.trimmed`, `fin_output_perf_compile.trimmed`,
+`tests_fin_input_*` (no direction in the config, `solver_id` for `solver_name`, batch norm in NHWC), and those with the
+step `perf_db_test`, which the double does not have.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from fin_calls import ABORTED, Fin, code_of, record, succeeded
+from shared_data import shared_data
+
+from tuna.configs import problem_key
+from tuna.configs.conv import COMMANDS, ConvConfig
+from tuna.testing.fin_problem import Problem
+
+RECORDED = [
+    *("real_find_compile_gfx906_solvers", "real_find_compile_gfx90a_solvers", "real_find_compile_gfx942_bf16_g4"),
+    *("real_find_compile_gfx942_bwd", "real_find_compile_gfx942_fp16_nhwc", "real_find_compile_gfx942_fwd"),
+]
+#: Of an older fin that speaks the same format; its network_config has no `xDefault` at the end yet.
+SAMPLES = ["fin_output_applicability", "fin_output_find_compile-1", "fin_output_find_compile-2"]
+DEAD = [
+    *("fin_input", "fin_input_find_compile2", "fin_input_find_kernel", "fin_input_perf_compile"),
+    *("fin_input_perf_eval.trimmed", "tests_fin_input_find_compile", "tests_fin_input_find_compile2"),
+]
+
+
+def load(name: str) -> Any:
+    return json.loads(shared_data("fin", f"{name}.json").read_text())
+
+
+def shape(value: Any) -> Any:
+    """The keys and types of a value; a list has the shape of its first element."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    return [shape(item) for item in value[:1]] if isinstance(value, list) else type(value)
+
+
+def replay(fin: Fin, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The double's answer to a recorded job, with the solvers that applied then."""
+    question = {key: value for key, value in recorded["input"].items() if value is not None}
+    entries = recorded.get("miopen_find_compile_result", [])
+    solvers = recorded.get("applicable_solvers") or [entry["solver_name"] for entry in succeeded(entries)]
+    env = record(fin.folder / "recordings", question["arch"], question["num_cu"], question["config"], solvers)
+    return fin.answer(question, env=env)
+
+
+def test_it_knows_all_solvers_in_fins_order(fin: Fin) -> None:
+    recorded = load("real_get_solvers.out")[1]
+    assert len(recorded["all_solvers"]) == 114
+    assert fin.answer({"steps": ["get_solvers"]}) == recorded
+
+
+@pytest.mark.parametrize("name", [*(f"{name}.out" for name in RECORDED), *SAMPLES])
+def test_a_recorded_job_gets_the_recorded_answer(fin: Fin, name: str) -> None:
+    recorded = load(name)[1]
+    ours = replay(fin, recorded)
+    assert ours.keys() == recorded.keys()
+    if name in SAMPLES and "network_config" in recorded:
+        recorded["network_config"] += "xDefault"
+    for key in recorded.keys() - {"miopen_find_compile_result"}:
+        assert ours[key] == recorded[key]
+    theirs = recorded.get("miopen_find_compile_result", [])
+    for our, their in zip(ours.get("miopen_find_compile_result", []), theirs, strict=True):
+        assert shape(our) == shape(their)
+        for key in our.keys() - {"kernel_objects", "params", "workspace"}:
+            assert our[key] == their[key]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_input_files_give_the_same_as_the_echoed_input(fin: Fin, name: str) -> None:
+    (question,) = load(f"{name}.in")
+    assert load(f"{name}.out")[1]["input"] == question == fin.answer(question)["input"]
+
+
+def test_a_recorded_evaluation_with_its_real_kernel(fin: Fin) -> None:
+    recorded = load("fin_output_find_eval")[1]
+    sent = recorded["input"]["miopen_find_compile_result"]
+    assert code_of(sent[0]["kernel_objects"][0]).startswith(b"\x7fELF")
+    env = record(fin.folder / "recordings", "gfx906", 60, recorded["input"]["config"], ["ConvAsm1x1UV2"])
+    ours = fin.answer(recorded["input"], env=env)
+    (our,), (their,) = ours["miopen_find_eval_result"], recorded["miopen_find_eval_result"]
+    assert ours["db_key"] == recorded["db_key"]
+    assert ours.keys() == recorded.keys()
+    # What the sample does not have came later.
+    later = {"kernel_objects", "layout", "data_type", "direction", "bias"}
+    assert our.keys() - their.keys() == later
+    assert shape({key: our[key] for key in their}) == shape(their)
+    for key in ("algorithm", "evaluated", "reason", "solver_name", "tunable", "workspace"):
+        assert our[key] == their[key]
+
+
+@pytest.mark.parametrize("device", ["gfx906_60", "gfx90a_104"])
+def test_recorded_applicability_is_answered_from_the_recordings(fin: Fin, device: str) -> None:
+    path = shared_data("fin", f"real_applicability_{device}.jsonl.gz")
+    with gzip.open(path, "rt") as file:
+        lines = [json.loads(line) for line in file]
+    answers = fin.answers(*(line["input"] for line in lines), env={"TUNA_FIN_RECORDINGS": str(path.parent)})
+    assert [answer["applicable_solvers"] for answer in answers] == [line["applicable_solvers"] for line in lines]
+    assert [answer["input"] for answer in answers] == [line["input"] for line in lines]
+
+
+def test_its_keys_are_those_of_tuna() -> None:
+    with gzip.open(shared_data("fin", "real_applicability_gfx906_60.jsonl.gz"), "rt") as file:
+        configs = [json.loads(line)["input"]["config"] for line in file]
+    names = {field.name for field in fields(ConvConfig)}
+    data_types = {command: data_type for data_type, command in COMMANDS.items()}
+    for config in configs:
+        known = {key: value for key, value in config.items() if key in names}
+        conv = ConvConfig(**known, fil_layout=config["wei_layout"], data_type=data_types[config["cmd"]])
+        key = problem_key.from_conv(conv)
+        ours = Problem(config)
+        assert ours.db_key() == key.text()
+        perf = {field.name: getattr(key.perf(), field.name) for field in fields(key.perf())}
+        words = ("layout", "data_type", "direction")
+        assert ours.perf_key().split("x")[-3:] == [perf[word] for word in words]
+        numbers = "spatial_dim,in_channels,in_h,in_w,in_d,fil_h,fil_w,fil_d,out_channels,batchsize,pad_h,pad_w,pad_d"
+        numbers += ",conv_stride_h,conv_stride_w,conv_stride_d,dilation_h,dilation_w,dilation_d,bias,group_count"
+        assert ours.perf_key().split("x")[:-3] == [str(perf[name]) for name in numbers.split(",")]
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_inputs_of_old_formats_abort_it(fin: Fin, name: str) -> None:
+    code, errors = fin.code(*load(name))
+    assert code == ABORTED
+    assert "what()" in errors
+    assert fin.target.read_bytes() == b""

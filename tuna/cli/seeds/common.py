@@ -1,0 +1,40 @@
+"""What the seeds' commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from tuna.cli.main import guarded
+from tuna.errors import BadInput
+
+_T = TypeVar("_T")
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")
+arch = click.option("-a", "--arch", help="Architecture, such as gfx90a.")
+num_cu = click.option("-n", "--num_cu", type=click.IntRange(min=1), help="Number of compute units.")
+session_id = click.option("--session_id", type=click.IntRange(min=1), help="Tuning session id.")
+
+
+def required(value: _T | None, flag: str) -> _T:
+    """The value of an option that this use of the command cannot do without."""
+    if value is None:
+        raise BadInput(f"{flag} is missing.")
+    return value
+
+
+def given(**facts: Any) -> dict[str, str]:
+    """The facts that were given, as text."""
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def program(command: click.Command, name: str) -> Callable[[], None]:
+    """The entry point of a script."""
+
+    def main() -> None:
+        raise SystemExit(guarded(command, name=name))
+
+    return main

@@ -1,0 +1,107 @@
+"""Models and frameworks, and which configs a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tuna.db.models import Base, Framework, Model, ModelConfig
+from tuna.db.upsert import upsert
+from tuna.errors import BadInput, NotFound
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model or a framework by name and version."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def add_model(connection: sa.Connection, model: Named) -> bool:
+    """Store a model; False if it is there already."""
+    return _add(connection, Model, model)
+
+
+def add_framework(connection: sa.Connection, framework: Named) -> bool:
+    """Store a framework; False if it is there already."""
+    return _add(connection, Framework, framework)
+
+
+def _add(connection: sa.Connection, table: type[Model] | type[Framework], item: Named) -> bool:
+    for what, value, limit in (("name", item.name, 128), ("version", item.version, 64)):
+        if not value.strip() or len(value) > limit:
+            raise BadInput(f"A {what} has 1 to {limit} characters, not {len(value)}.")
+    if _id(connection, table, item) is not None:
+        return False
+    upsert(connection, table, [{"name": item.name, "version": item.version}], key=("name", "version"))
+    return True
+
+
+def _id(connection: sa.Connection, table: type[Model] | type[Framework], item: Named) -> int | None:
+    return connection.execute(
+        sa.select(table.id).where(table.name == item.name, table.version == item.version)
+    ).scalar_one_or_none()
+
+
+def _require(connection: sa.Connection, table: type[Model] | type[Framework], item: Named, flags: str) -> int:
+    found = _id(connection, table, item)
+    if found is None:
+        what = table.__tablename__
+        there = ", ".join(str(known) for known in _all(connection, table)) or "none yet"
+        raise NotFound(f"There is no {what} {item}.", hint=f"add it with {flags}; there are: {there}")
+    return found
+
+
+def _all(connection: sa.Connection, table: type[Base]) -> list[Named]:
+    columns = table.__table__.c
+    rows = connection.execute(sa.select(columns.name, columns.version).order_by(columns.name, columns.version))
+    return [Named(row.name, row.version) for row in rows]
+
+
+def ids(connection: sa.Connection, model: Named, framework: Named) -> tuple[int, int]:
+    """Ids of a model and a framework; raises NotFound for one that was not added."""
+    return (
+        _require(connection, Model, model, "--add_model NAME --md_version VERSION"),
+        _require(connection, Framework, framework, "--add_framework NAME --fw_version VERSION"),
+    )
+
+
+def set_weights(
+    connection: sa.Connection, model_id: int, framework_id: int, gpu_count: int, weights: Mapping[int, int]
+) -> None:
+    """Say that the model has these configs, each so often; saying it again changes nothing."""
+    rows = [
+        {
+            "model_id": model_id,
+            "framework_id": framework_id,
+            "config_id": config_id,
+            "gpu_count": gpu_count,
+            "weight": weight,
+        }
+        for config_id, weight in weights.items()
+    ]
+    upsert(
+        connection, ModelConfig, rows, key=("model_id", "framework_id", "config_id", "gpu_count"), update=("weight",)
+    )
+
+
+def models(connection: sa.Connection) -> list[tuple[Named, int]]:
+    """Every model with the number of distinct configs it has."""
+    statement = (
+        sa.select(Model.name, Model.version, sa.func.count(sa.distinct(ModelConfig.config_id)))
+        .outerjoin(ModelConfig, ModelConfig.model_id == Model.id)
+        .group_by(Model.id, Model.name, Model.version)
+        .order_by(Model.name, Model.version)
+    )
+    return [(Named(name, version), count) for name, version, count in connection.execute(statement)]
+
+
+def frameworks(connection: sa.Connection) -> list[Named]:
+    """Every framework."""
+    return _all(connection, Framework)

@@ -1,0 +1,5 @@
+"""AMD's MIOpen, tuned through its program `fin`. What fin does is described in docs/fin.md."""
+
+from tuna.libraries.miopen.library import MiopenLibrary
+
+__all__ = ["MiopenLibrary"]

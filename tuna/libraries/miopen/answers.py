@@ -1,0 +1,160 @@
+"""What fin answers, read with suspicion: every way in which an answer can be wrong becomes a failure with a cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.configs import Config
+from tuna.configs import problem_key as keys
+from tuna.libraries.base import ArtifactStore, Cause, Solver
+from tuna.libraries.miopen import kernels, names
+from tuna.libraries.miopen.fin import FinFailed, finite
+from tuna.libraries.miopen.request import result_key
+
+#: Config kinds by fin's words for them.
+_KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
+_SUCCESS = "Success"
+
+
+class Failure(Exception):
+    """What fin answered for a solver is no result."""
+
+    def __init__(self, cause: Cause, text: str) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A solver's measurement."""
+
+    algorithm: str
+    params: str
+    time_ms: float
+    workspace: int
+
+
+def cause_of(error: FinFailed, step: str) -> Cause:
+    """The cause of a call that gave no answer: the solver's fault unless fin ended well and the answer is torn."""
+    if error.garbled:
+        return Cause.INFRA
+    building = step.endswith("_compile")
+    if error.timed_out:
+        return Cause.BUILD_TIMEOUT if building else Cause.RUN_TIMEOUT
+    return Cause.BUILD_ERROR if building else Cause.RUN_ERROR
+
+
+def solvers(answer: Mapping[str, Any]) -> list[Solver]:
+    """The solvers of a get_solvers answer, whose values are all strings; raises FinFailed."""
+    found = answer.get("all_solvers")
+    if not isinstance(found, list) or not found:
+        raise FinFailed("fin's answer has no all_solvers", "", garbled=True)
+    try:
+        return [
+            Solver(
+                name=names.canonical(str(row["name"])),
+                kinds=(_KINDS[row["type"]],),
+                algorithm=names.algorithm_family(str(row["name"])) if row["type"] == "convolution" else "",
+                tunable=str(row["tunable"]) == "1",
+                dynamic=str(row["dynamic"]) == "1",
+                number=int(row["id"]),
+            )
+            for row in found
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FinFailed(f"fin lists a solver that cannot be understood: {error!r}", "", garbled=True) from None
+
+
+def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[str]]:
+    """By the number of each config the names of its solvers; raises FinFailed."""
+    found: dict[int, list[str]] = {}
+    for answer in answers:
+        number, listed = answer.get("config_tuna_id"), answer.get("applicable_solvers")
+        if type(number) is not int or not isinstance(listed, list):
+            raise FinFailed("an answer lacks config_tuna_id or applicable_solvers", "", garbled=True)
+        found[number] = [names.canonical(str(name)) for name in listed]
+    if found.keys() != set(range(count)):
+        raise FinFailed(f"fin answered for {len(found)} of {count} configs", "", garbled=True)
+    return [found[number] for number in range(count)]
+
+
+def problem_key(answer: Mapping[str, Any], config: Config) -> str:
+    """fin's key of the config where it is not ours to know, else empty; raises Failure if it is another's."""
+    theirs, ours = answer.get("db_key"), keys.text_of(config)
+    if not isinstance(theirs, str) or not theirs:
+        return ""
+    if ours is not None and theirs != ours:
+        raise Failure(Cause.INFRA, f"fin answered for the problem {theirs}, not for {ours}")
+    return "" if ours is not None else theirs
+
+
+def compiled(
+    answer: Mapping[str, Any], step: str, solver: str, known_params: str | None, artifacts: ArtifactStore
+) -> kernels.Compiled:
+    """What a compile step made for `solver`, its kernels checked and stored; raises Failure."""
+    found = _entry(answer, step, solver, Cause.BUILD_ERROR)
+    flag = "find_compiled" if step == "miopen_find_compile" else "perf_compiled"
+    reason = found.get("reason")
+    if found.get(flag) is not True or reason != _SUCCESS:
+        raise Failure(*_why(found, reason, Cause.BUILD_ERROR))
+    objects = found.get("kernel_objects")
+    if not isinstance(objects, list):
+        raise Failure(Cause.BUILD_ERROR, "fin's answer has no kernel_objects")
+    try:
+        stored = kernels.store(objects, artifacts)
+    except kernels.BadKernel as error:
+        raise Failure(Cause.BUILD_ERROR, str(error)) from None
+    params = found.get("params", "")
+    return kernels.Compiled(
+        solver=solver,
+        algorithm=str(found.get("algorithm", "")),
+        workspace=_workspace(found),
+        params=params if isinstance(params, str) else "",
+        tunable=found.get("tunable") is not False,  # unless it says otherwise
+        known_params=known_params,
+        kernels=stored,
+    )
+
+
+def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
+    """A solver's time and params; raises Failure for everything that is no time."""
+    found = _entry(answer, step, solver, Cause.RUN_ERROR)
+    reason, time_ms = found.get("reason"), finite(found.get("time"))
+    if "reson" in found:  # fin's spelling, for a negative time
+        raise Failure(Cause.RUN_ERROR, f"{found['reson']} (time {found.get('time')!r})")
+    if found.get("evaluated") is not True or reason != _SUCCESS:
+        raise Failure(*_why(found, reason, Cause.RUN_ERROR))
+    if time_ms is None or time_ms <= 0:
+        raise Failure(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
+    params = found.get("params", "")
+    if not isinstance(params, str):
+        raise Failure(Cause.RUN_ERROR, f"impossible params: {params!r}")
+    return Measured(str(found.get("algorithm", "")), params, time_ms, _workspace(found))
+
+
+def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> Mapping[str, Any]:
+    """The entry of `solver` in a step's answer. Old versions of fin name it `solver_id` in compile steps."""
+    found = answer.get(result_key(step))
+    if not isinstance(found, list):
+        raise Failure(cause, f"fin's answer has no {result_key(step)}")
+    for entry in found:
+        if isinstance(entry, dict):
+            name = entry.get("solver_name", entry.get("solver_id"))
+            if isinstance(name, str) and names.canonical(name) == solver:
+                return entry
+    raise Failure(cause, f"fin's answer says nothing of {solver}")
+
+
+def _why(found: Mapping[str, Any], reason: object, cause: Cause) -> tuple[Cause, str]:
+    if reason == "Not Applicable":
+        return Cause.NOT_APPLICABLE, "fin says that the solver is not applicable"
+    if not isinstance(reason, str):
+        return cause, "fin gave no result and no reason"
+    return cause, reason if reason != _SUCCESS else "fin says Success and gives no result"
+
+
+def _workspace(found: Mapping[str, Any]) -> int:
+    value = found.get("workspace", 0)
+    return value if type(value) is int and value >= 0 else 0

@@ -1,0 +1,147 @@
+"""Which GPU, ROCm and MIOpen are here: from rocminfo and ROCm's version files, or as a person says."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.base import Environment
+from tuna.settings import get_settings
+from tuna.workers.sandbox import run
+
+_ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
+_ROCMINFO_LIMIT_S = 60.0
+#: What `environment_by_hand` takes; each but the first two is read from this machine when it is not given.
+FACTS = ("arch", "num_cu", "rocm_v", "miopen_v")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as rocminfo shows it."""
+
+    arch: str  #: such as gfx90a
+    num_cu: int  #: as MIOpen counts them
+
+
+def describe() -> Environment:
+    """This machine's environment; raises LibraryMissing where it has no GPU or no ROCm."""
+    found = visible_gpu()
+    return _environment(found.arch, found.num_cu, rocm_version(), miopen_version())
+
+
+def by_hand(facts: Mapping[str, str]) -> Environment:
+    """The environment that a person describes, for machines without the GPU; raises BadInput."""
+    if not facts.get("arch") or not facts.get("num_cu"):
+        raise BadInput("An environment by hand needs an architecture and a number of compute units.", hint="-a and -n")
+    arch, digits = facts["arch"], facts["num_cu"]
+    if not _ARCH.fullmatch(arch):
+        raise BadInput(f"{arch!r} is no architecture such as gfx90a or gfx1201.")
+    if not digits.isdigit() or not 0 < int(digits) <= 4096:
+        raise BadInput(f"{digits!r} is no number of compute units.")
+    return _environment(
+        arch, int(digits), facts.get("rocm_v") or rocm_version(), facts.get("miopen_v") or miopen_version()
+    )
+
+
+def toolchain() -> str:
+    """What decides who may compile: ROCm and MIOpen, whatever the GPU."""
+    return _toolchain(rocm_version(), miopen_version())
+
+
+def _toolchain(rocm_v: str, miopen_v: str) -> str:
+    return f"rocm-{rocm_v}+miopen-{miopen_v}"
+
+
+def _environment(arch: str, num_cu: int, rocm_v: str, miopen_v: str) -> Environment:
+    return Environment(
+        library="miopen",
+        library_version=miopen_v,
+        arch=arch,
+        num_cu=num_cu,
+        toolchain=_toolchain(rocm_v, miopen_v),
+        target=f"{arch} {num_cu}",
+    )
+
+
+def target_of(text: str) -> tuple[str, int]:
+    """Architecture and compute units of an `Environment.target`."""
+    arch, _, num_cu = text.partition(" ")
+    return arch, int(num_cu)
+
+
+def rocm_version() -> str:
+    """The version of the ROCm that is installed; raises LibraryMissing."""
+    path = _rocm() / ".info" / "version"
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise LibraryMissing(f"ROCm's version file {path} cannot be read: {error.strerror}.", hint=_HINT) from None
+
+
+def miopen_version() -> str:
+    """major.minor.patch.tweak of the MIOpen that is installed; raises LibraryMissing."""
+    path = _rocm() / "include" / "miopen" / "version.h"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise LibraryMissing(f"MIOpen's header {path} cannot be read: {error.strerror}.", hint=_HINT) from None
+    parts = []
+    for name in ("MAJOR", "MINOR", "PATCH", "TWEAK"):
+        found = re.search(rf"#define\s+MIOPEN_VERSION_{name}\s+(\S+)", text)
+        if found is None:
+            raise LibraryMissing(f"{path} does not define MIOPEN_VERSION_{name}.")
+        parts.append(found[1])
+    return ".".join(parts)
+
+
+_HINT = "install ROCm, set TUNA_ROCM_PATH to it, or give -a, -n, --rocm_v and --miopen_v by hand"
+
+
+def _rocm() -> Path:
+    return get_settings().rocm_path
+
+
+@functools.cache
+def visible_gpu() -> Gpu:
+    """The GPU that HIP_VISIBLE_DEVICES names first, else the first; raises LibraryMissing when there is none."""
+    program = _rocm() / "bin" / "rocminfo"
+    if not program.exists():
+        raise LibraryMissing(f"There is no {program} to ask for the GPU.", hint=_HINT)
+    done = run([str(program)], timeout_s=_ROCMINFO_LIMIT_S)
+    if done.returncode:
+        raise LibraryMissing(f"{program} failed: {done.output.strip().splitlines()[-1:] or done.returncode}.")
+    gpus = parse_rocminfo(done.output)
+    if not gpus:
+        raise LibraryMissing(
+            "rocminfo shows no GPU on this machine.", hint="give -a and -n by hand to prepare a session"
+        )
+    first = os.environ.get("HIP_VISIBLE_DEVICES", "0").split(",")[0]
+    index = int(first) if first.isdigit() else 0
+    if index >= len(gpus):
+        raise LibraryMissing(f"HIP_VISIBLE_DEVICES names GPU {index}; rocminfo shows {len(gpus)}.")
+    return gpus[index]
+
+
+def parse_rocminfo(text: str) -> list[Gpu]:
+    """The GPU agents in the order of their numbers.
+
+    MIOpen sees work-group processors, two compute units each, on gfx10 devices: a gfx1030 of 72 compute units is the 36
+    in the name of its databases.
+    """
+    gpus = []
+    for agent in re.split(r"(?m)^Agent \d+\s*$", text)[1:]:
+        fields: dict[str, str] = {}
+        for line in agent.splitlines():
+            name, colon, value = line.partition(":")
+            if colon and value.strip():
+                fields.setdefault(name.strip(), value.strip())
+        if fields.get("Device Type") != "GPU" or not _ARCH.fullmatch(fields.get("Name", "")):
+            continue
+        arch, num_cu = fields["Name"], int(fields["Compute Unit"])
+        gpus.append(Gpu(arch, num_cu // 2 if arch.startswith("gfx10") else num_cu))
+    return gpus

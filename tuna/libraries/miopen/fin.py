@@ -1,0 +1,134 @@
+"""Runs the program fin: `fin -i INPUT -o OUTPUT`, in a folder of its own, within limits.
+
+fin removes its kernel cache before each solver, so that two calls must never share one; an error in one job of its input
+loses the answers to all of them; its output file is there, empty, before the work begins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuna.errors import LibraryMissing
+from tuna.settings import get_settings
+from tuna.workers.sandbox import child_env, run
+
+#: The largest answer that is read; fin's largest are some megabytes for hundreds of kernels.
+MAX_ANSWER_BYTES = 1 << 30
+#: What MITuna sets, so that equal questions get equal answers.
+_ALWAYS = {
+    "MIOPEN_LOG_LEVEL": "4",
+    "MIOPEN_SQLITE_KERN_CACHE": "ON",
+    "MIOPEN_DEBUG_IMPLICIT_GEMM_FIND_ALL_SOLUTIONS": "1",
+    "MIOPEN_FIND_MODE": "1",
+}
+#: Variables that choose the GPU; they are the worker's business.
+_DEVICE = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class FinFailed(Exception):
+    """fin gave no answer; `tail` is the end of what it printed."""
+
+    def __init__(self, reason: str, tail: str, *, timed_out: bool = False, garbled: bool = False) -> None:
+        super().__init__(reason)
+        self.tail = tail
+        self.timed_out = timed_out
+        self.garbled = garbled  #: it ended well, but its answer cannot be read
+
+    @property
+    def text(self) -> str:
+        """What is known: the end of the output, then the reason."""
+        return f"{self.tail.rstrip()}\n{self}".strip()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and on what a call runs."""
+
+    scratch: Path
+    cpus: tuple[int, ...] = ()
+    timeout_s: float = 600.0
+
+
+def program() -> Path:
+    """The program to run; raises LibraryMissing with where it was looked for."""
+    settings = get_settings()
+    path = settings.fin or settings.rocm_path / "bin" / "fin"
+    if not os.access(path, os.X_OK) or not path.is_file():
+        raise LibraryMissing(
+            f"There is no program {path} (fin, which tunes MIOpen).",
+            hint="install fin into /opt/rocm/bin, or set TUNA_FIN to its path",
+        )
+    return path
+
+
+def call(
+    jobs: Sequence[Mapping[str, Any]], place: Place, *, perf_db: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """fin's answer to each job; raises FinFailed.
+
+    `perf_db` (file name -> text) makes fin look for params in a system database of its own that holds just these.
+    """
+    fin = program()
+    with tempfile.TemporaryDirectory(dir=place.scratch, prefix="fin-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        asked, answered = home / "input.json", home / "output.json"
+        asked.write_text(json.dumps(jobs))
+        done = run(
+            [str(fin), "-i", str(asked), "-o", str(answered)],
+            timeout_s=place.timeout_s,
+            env=_environment(home, perf_db),
+            cpus=place.cpus or None,
+            cwd=home,
+        )
+        if done.timed_out:
+            raise FinFailed(f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True)
+        how = f"signal {done.signal}" if done.signal else f"exit code {done.returncode}"
+        if not answered.exists() or not answered.stat().st_size:
+            raise FinFailed(f"fin ended with {how} and no answer", done.output)
+        if done.returncode:
+            raise FinFailed(f"fin ended with {how}", done.output)
+        return _read(answered, len(jobs), done.output)
+
+
+def _environment(home: Path, perf_db: Mapping[str, str] | None) -> dict[str, str]:
+    made = {
+        "MIOPEN_USER_DB_PATH": home / "user-db",
+        "MIOPEN_CUSTOM_CACHE_DIR": home / "cache",
+        "TMPDIR": home / "tmp",
+    }
+    if perf_db:
+        made["MIOPEN_SYSTEM_DB_PATH"] = home / "system-db"
+    for path in made.values():
+        path.mkdir()
+    for name, text in (perf_db or {}).items():
+        (home / "system-db" / name).write_text(text)
+    device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
+    return child_env({**_ALWAYS, **device, **{name: str(path) for name, path in made.items()}})
+
+
+def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
+    """The answers; the first element, fin's whole environment, is dropped here and never kept."""
+    if path.stat().st_size > MAX_ANSWER_BYTES:
+        raise FinFailed(f"fin's answer is longer than {MAX_ANSWER_BYTES} bytes", tail, garbled=True)
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FinFailed(f"fin's answer is no JSON: {error}", tail, garbled=True) from None
+    if not isinstance(found, list) or not all(isinstance(answer, dict) for answer in found):
+        raise FinFailed("fin's answer is no list of objects", tail, garbled=True)
+    answers = [answer for answer in found if "process_env" not in answer]
+    if len(answers) != jobs:
+        raise FinFailed(f"fin answered {len(answers)} of {jobs} jobs", tail, garbled=True)
+    return answers
+
+
+def finite(value: object) -> float | None:
+    """`value` as a finite number; None if it is none."""
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]

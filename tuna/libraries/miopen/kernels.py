@@ -1,0 +1,124 @@
+"""Compiled kernels as fin hands them over: base64 of bzip2, with the size and MD5 of the code inside."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bz2
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.libraries.base import ArtifactStore, CodeObject
+
+#: No code object is larger; a blob that claims more is refused before it is unpacked.
+MAX_BYTES = 1 << 30
+
+
+class BadKernel(Exception):
+    """A kernel object that is not what it says; the text says why."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A code object with the source file and compiler options that name it."""
+
+    file: str
+    options: str
+    code: bytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compile step made for one solver, with the code in the artifact store."""
+
+    solver: str
+    algorithm: str
+    workspace: int
+    params: str
+    tunable: bool
+    known_params: str | None  #: what the session had told MIOpen to build with
+    kernels: tuple[CodeObject, ...]  #: name is the source file, args the compiler options
+
+    @property
+    def certain(self) -> tuple[CodeObject, ...]:
+        """The kernels if they serve whatever params win: there is nothing to tune, or a single build; else none."""
+        return self.kernels if not self.tunable or len(self.kernels) == 1 else ()
+
+    def dump(self) -> bytes:
+        """JSON that `load` reads; equal contents give equal bytes."""
+        document = {
+            "solver": self.solver,
+            "algorithm": self.algorithm,
+            "workspace": self.workspace,
+            "params": self.params,
+            "tunable": self.tunable,
+            "known_params": self.known_params,
+            "kernels": [[kernel.artifact, kernel.name, kernel.args] for kernel in self.kernels],
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Compiled:
+        """The inverse of `dump`."""
+        found = json.loads(data)
+        kernels = tuple(CodeObject(artifact=digest, name=name, args=args) for digest, name, args in found["kernels"])
+        facts = (found[name] for name in ("solver", "algorithm", "workspace", "params", "tunable", "known_params"))
+        return cls(*facts, kernels)
+
+
+def decode(found: Mapping[str, Any]) -> Kernel:
+    """The kernel in one of fin's kernel objects, checked; raises BadKernel.
+
+    Some versions of fin write the URL alphabet and pad with dots, and cut the text at the first NUL: both alphabets are
+    read, and what does not have the size and the MD5 that it should is refused.
+    """
+    file, options, blob, size, md5 = (
+        found.get(name) for name in ("kernel_file", "comp_options", "blob", "uncompressed_size", "md5_sum")
+    )
+    if not isinstance(file, str) or not isinstance(options, str) or not isinstance(blob, str) or not file:
+        raise BadKernel("a kernel object lacks its file, options or blob")
+    if type(size) is not int or not 0 < size <= MAX_BYTES:
+        raise BadKernel(f"{file}: the kernel's size {size!r} is not possible ({md5})")
+    text = blob.strip().translate(str.maketrans("-_.", "+/=")).rstrip("=")
+    try:
+        packed = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        code = bz2.BZ2Decompressor().decompress(packed, size + 1)
+    except (binascii.Error, OSError, ValueError) as error:
+        raise BadKernel(f"{file}: the blob of {len(blob)} characters cannot be unpacked: {error}") from None
+    if len(code) != size:
+        raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the {size} that it should")
+    if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
+        raise BadKernel(f"{file}: the kernel's MD5 is not {md5}")
+    return Kernel(file, options, code)
+
+
+def encode(kernel: Kernel) -> dict[str, Any]:
+    """The kernel as fin's eval steps take it."""
+    return {
+        "kernel_file": kernel.file,
+        "comp_options": kernel.options,
+        "blob": base64.b64encode(bz2.compress(kernel.code, 9)).decode(),
+        "md5_sum": hashlib.md5(kernel.code, usedforsecurity=False).hexdigest(),
+        "uncompressed_size": len(kernel.code),
+    }
+
+
+def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tuple[CodeObject, ...]:
+    """Put fin's kernel objects into the store, each (file, options) once, for fin repeats itself; raises BadKernel."""
+    kept: dict[tuple[str, str], CodeObject] = {}
+    for found in objects:
+        if not isinstance(found, Mapping):
+            raise BadKernel("a kernel object is no object")
+        name = (str(found.get("kernel_file")), str(found.get("comp_options")))
+        if name not in kept:
+            kernel = decode(found)
+            kept[name] = CodeObject(artifact=artifacts.put(kernel.code), name=kernel.file, args=kernel.options)
+    return tuple(kept.values())
+
+
+def fetch(compiled: Compiled, artifacts: ArtifactStore) -> list[dict[str, Any]]:
+    """The kernels as fin's eval steps take them; raises KeyError when one is gone or damaged."""
+    return [encode(Kernel(code.name, code.args, artifacts.get(code.artifact))) for code in compiled.kernels]

@@ -1,0 +1,334 @@
+"""MIOpen as a library of Tuna: fin compiles on any machine that has it and measures on the GPU.
+
+A job is a config with a solver. Jobs of a chunk that share a config are one call of fin; where that call dies, each
+gets a call of its own, so that a solver that takes fin down loses nothing but itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tuna.configs import BatchNormConfig, Config, ConvConfig, from_json, problem_key
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.base import (
+    Cause,
+    DeviceReport,
+    Environment,
+    Library,
+    Resource,
+    RunContext,
+    Solver,
+    Step,
+    StepResult,
+    Trial,
+    WorkItem,
+    result_of,
+    tail,
+)
+from tuna.libraries.miopen import answers, environment, fin, kernels, names, request
+from tuna.libraries.miopen.answers import Failure
+from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.workers.devices import compile_cpus
+
+log = structlog.get_logger(__name__)
+
+#: Configs in one question about applicability: fin answers some hundreds in half a second.
+_BLOCK = 500
+_ASK_TIMEOUT_S = 600.0
+#: Limit of one call of fin by step; a job option `timeout_s` replaces it.
+_TIMEOUT_S = {
+    "miopen_perf_compile": 3600.0,
+    "miopen_perf_eval": 1800.0,
+    "miopen_find_compile": 600.0,
+    "miopen_find_eval": 300.0,
+}
+#: Number of a job's trial: tuning params is one, measuring them with the kernels that ship is another.
+_TRIAL = {"perf": 0, "find": 1}
+
+Layer = ConvConfig | BatchNormConfig
+
+
+class MiopenLibrary(Library):
+    """The tuner for MIOpen: params first (perf), then times and kernels with those params (find)."""
+
+    name = "miopen"
+    kinds = ("convolution", "batch_norm")
+    # A worker's hard limit allows for a call that is repeated solver by solver.
+    steps = (
+        Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"]),
+        Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_eval"]),
+        Step("miopen_find_compile", Resource.CPU, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_compile"]),
+        Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"]),
+    )
+    uses_known_params = True
+
+    def environment(self) -> Environment:
+        """GPU, ROCm and MIOpen of this machine."""
+        return environment.describe()
+
+    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
+        """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those installed here."""
+        return environment.by_hand(facts)
+
+    def toolchain(self) -> str:
+        """ROCm and MIOpen, if fin is here too."""
+        fin.program()
+        return environment.toolchain()
+
+    def solvers(self) -> Sequence[Solver]:
+        """What fin lists, by MIOpen's ids."""
+        with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
+            try:
+                (answer,) = fin.call(request.get_solvers(), Place(Path(folder), timeout_s=_ASK_TIMEOUT_S))
+                return answers.solvers(answer)
+            except FinFailed as error:
+                raise ServiceError(
+                    f"fin could not list its solvers: {error}.", hint=error.tail.strip()[-500:]
+                ) from None
+
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+        """What fin says, in blocks that run side by side; a config that takes fin down has no applicable solver."""
+        blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
+        with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
+            place = Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
+            with ThreadPoolExecutor(len(compile_cpus())) as pool:
+                for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
+                    yield from found
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        """One result for each item."""
+        # Items with params of this session are asked apart: fin then sees no system database but theirs.
+        for _, group in itertools.groupby(items, key=lambda item: (item.config, item.known_params is not None)):
+            together = list(group)
+            # fin tunes only the first of several solvers.
+            parts = [[item] for item in together] if step.name == "miopen_perf_eval" else [together]
+            work = _eval if step.name.endswith("_eval") else _compile
+            by_job = {item.job_id: item for item in together}
+            for part in parts:
+                for result in work(step.name, part, context):
+                    yield result.model_copy(update={"reproduce": self.reproduce(by_job[result.job_id])})
+
+    def path_to(self, step: str) -> Sequence[str]:
+        """A compile step stands alone, an eval step needs its own."""
+        return [step] if step.endswith("_compile") else [step.replace("_eval", "_compile"), step]
+
+    def reproduce(self, item: WorkItem, index: int | None = None) -> str:
+        """As for every library, and for which device."""
+        return f"{super().reproduce(item)} --target '{item.target}'"
+
+
+def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
+    rest = iter(layers)
+    while block := list(itertools.islice(rest, _BLOCK)):
+        yield block
+
+
+def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tuple[Config, Sequence[str]]]:
+    try:
+        found = answers.applicable(fin.call(request.applicability(block, where.arch, where.num_cu), place), len(block))
+    except FinFailed as error:
+        if len(block) > 1:
+            half = len(block) // 2
+            return _applicable(block[:half], where, place) + _applicable(block[half:], where, place)
+        log.error("fin cannot say which solvers apply", layer=block[0].label, reason=str(error), tail=error.tail[-500:])
+        return [(block[0], [])]
+    return list(zip(block, found, strict=True))
+
+
+def _layer(item: WorkItem) -> Layer:
+    config = from_json(item.config)
+    if not isinstance(config, Layer):
+        raise BadInput(f"MIOpen has no {config.kind}.")
+    return config
+
+
+def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> Place:
+    limits = [float(item.options.get("timeout_s", _TIMEOUT_S[step])) for item in items]
+    return Place(context.scratch, context.cpus, sum(limits))
+
+
+def _compile(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    layer, (arch, num_cu) = _layer(items[0]), environment.target_of(items[0].target)
+    started_at = time.time()
+    job = request.job(step, layer, arch, num_cu, [item.solver for item in items])
+    try:
+        # Tuning starts from nothing; what ships is built with what tuning found.
+        known = {item.solver: item.known_params for item in items if _kind(step) == "find"}
+        (answer,) = fin.call([job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu))
+    except FinFailed as error:
+        yield from _each_or_failure(_compile, step, items, context, error, started_at)
+        return
+    for item in items:
+        yield _compiled(step, item, answer, layer, context, started_at, len(items))
+
+
+def _compiled(
+    step: str,
+    item: WorkItem,
+    answer: Mapping[str, Any],
+    layer: Layer,
+    context: RunContext,
+    started_at: float,
+    shared_by: int,
+) -> StepResult:
+    try:
+        key = answers.problem_key(answer, layer)
+        known = item.known_params if _kind(step) == "find" else None
+        made = answers.compiled(answer, step, item.solver, known, context.artifacts)
+    except Failure as failure:
+        return _failed(item, failure.cause, str(failure), started_at, shared_by)
+    trial = Trial(index=_TRIAL[_kind(step)], params=made.params or None, artifact=context.artifacts.put(made.dump()))
+    return result_of(
+        item,
+        ok=True,
+        trials=(trial,),
+        workspace_bytes=made.workspace,
+        algorithm=made.algorithm,
+        problem_key=key,
+        **_times(started_at, shared_by),
+    )
+
+
+def _perf_db(known: Mapping[str, str | None], layer: Layer, arch: str, num_cu: int) -> dict[str, str] | None:
+    """The session's params by solver as MIOpen's perf db, for the solvers that have some."""
+    entries = [f"{solver}:{params}" for solver, params in known.items() if params]
+    key = problem_key.perf_key_of(layer)
+    if not entries or key is None:
+        return None
+    return {f"{names.base_name(arch, num_cu)}.db.txt": f"{key.text()}={';'.join(entries)}\n"}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """An item with what its compile step made, as fin takes it."""
+
+    item: WorkItem
+    made: kernels.Compiled
+    objects: list[dict[str, Any]]
+
+
+def _eval(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+    ready: list[_Ready] = []
+    for item in items:
+        try:
+            ready.append(_fetched(item, _TRIAL[_kind(step)], context))
+        except KeyError as error:
+            yield _failed(item, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged", time.time(), 1)
+    # What was built with params of this session is measured with them, and again no other system database.
+    for with_params in (False, True):
+        part = [work for work in ready if (work.made.known_params is not None) is with_params]
+        if part:
+            yield from _evaluated(step, part, context)
+
+
+def _evaluated(step: str, ready: Sequence[_Ready], context: RunContext) -> Iterator[StepResult]:
+    items = [work.item for work in ready]
+    layer, (arch, num_cu) = _layer(items[0]), environment.target_of(items[0].target)
+    started_at = time.time()
+    compiled = [
+        {
+            "solver_name": work.made.solver,
+            "algorithm": work.made.algorithm,
+            "workspace": work.made.workspace,
+            f"{_kind(step)}_compiled": True,
+            "kernel_objects": work.objects,
+        }
+        for work in ready
+    ]
+    job = request.job(step, layer, arch, num_cu, [item.solver for item in items], compiled)
+    try:
+        known = {work.made.solver: work.made.known_params for work in ready}
+        (answer,) = fin.call([job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu))
+    except FinFailed as error:
+        yield from _each_or_failure(_eval, step, items, context, error, started_at)
+        return
+    for work in ready:
+        yield _measured(step, work.item, answer, layer, work.made, started_at, len(ready))
+
+
+def _fetched(item: WorkItem, index: int, context: RunContext) -> _Ready:
+    for candidate in item.candidates:
+        if candidate.index == index and candidate.artifact is not None:
+            made = kernels.Compiled.load(context.artifacts.get(candidate.artifact))
+            return _Ready(item, made, kernels.fetch(made, context.artifacts))
+    raise KeyError("of the compile step")
+
+
+def _measured(
+    step: str,
+    item: WorkItem,
+    answer: Mapping[str, Any],
+    layer: Layer,
+    made: kernels.Compiled,
+    started_at: float,
+    shared_by: int,
+) -> StepResult:
+    try:
+        key = answers.problem_key(answer, layer)
+        found = answers.measured(answer, step, item.solver)
+    except Failure as failure:
+        return _failed(item, failure.cause, str(failure), started_at, shared_by)
+    # The kernels in the answer of a perf step are those of the params before tuning: never believe them.
+    code = made.kernels if _kind(step) == "find" else made.certain
+    trial = Trial(index=_TRIAL[_kind(step)], params=found.params, times_ms=(found.time_ms,), time_ms=found.time_ms)
+    return result_of(
+        item,
+        ok=True,
+        trials=(trial,),
+        workspace_bytes=found.workspace,
+        algorithm=found.algorithm,
+        problem_key=key,
+        kernels=code,
+        device=DeviceReport(name=_device(item.target)),
+        **_times(started_at, shared_by),
+    )
+
+
+def _device(target: str) -> str:
+    return f"{target.replace(' ', ' x ')}, GPU {os.environ.get('HIP_VISIBLE_DEVICES', '0')} of {socket.gethostname()}"
+
+
+def _each_or_failure(
+    work: Any,
+    step: str,
+    items: Sequence[WorkItem],
+    context: RunContext,
+    error: FinFailed,
+    started_at: float,
+) -> Iterator[StepResult]:
+    """Each item by itself after a call that died; the failure, if it was one item's."""
+    if len(items) > 1:
+        log.warning("fin died; each solver is asked alone", step=step, solvers=len(items), reason=str(error))
+        for item in items:
+            yield from work(step, [item], context)
+        return
+    yield _failed(items[0], answers.cause_of(error, step), error.text, started_at, 1)
+
+
+def _failed(item: WorkItem, cause: Cause, text: str, started_at: float, shared_by: int) -> StepResult:
+    trial = Trial(index=_TRIAL[_kind(item.step)], cause=cause, output_tail=tail(text))
+    trials = () if cause is Cause.ARTIFACT_LOST else (trial,)
+    return result_of(
+        item, ok=False, cause=cause, output_tail=tail(text), trials=trials, **_times(started_at, shared_by)
+    )
+
+
+def _times(started_at: float, shared_by: int) -> dict[str, float]:
+    ended_at = time.time()
+    return {"started_at": started_at, "ended_at": ended_at, "busy_s": (ended_at - started_at) / shared_by}
+
+
+def _kind(step: str) -> str:
+    """`find` or `perf`."""
+    return step.split("_")[1]

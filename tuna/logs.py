@@ -1,0 +1,55 @@
+"""How logs look: lines for people, or JSON objects as logstash takes them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from typing import Any
+
+import structlog
+
+FORMATS = ("text", "json")
+
+
+def configure(level: str, form: str, path: str | None = None) -> None:
+    """Send every log of this process, structlog's and others', to stderr or to `path`."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    last: list[Any] = (
+        [structlog.processors.format_exc_info, _as_logstash, structlog.processors.JSONRenderer()]
+        if form == "json"
+        else [structlog.dev.ConsoleRenderer(colors=False)]
+    )
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _as_logstash(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The names that logstash's own JSON encoder uses."""
+    fixed = {
+        "@timestamp": event.pop("timestamp"),
+        "@version": "1",
+        "message": event.pop("event"),
+        "level": event.pop("level").upper(),
+        "logger_name": event.pop("logger", ""),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    return fixed | event

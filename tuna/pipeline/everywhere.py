@@ -1,0 +1,64 @@
+"""`go_fish.py --exec`: one command on this machine and on every worker that allows it."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.errors import BadInput
+from tuna.pipeline.connection import ensure_services
+from tuna.settings import Settings
+from tuna.workers.sandbox import run
+
+LIMIT_S = 60.0
+#: Name of the remote-control command.
+CONTROL = "tuna_exec"
+_ANSWER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a command on one host or worker."""
+
+    host: str
+    ok: bool
+    text: str
+    output: str
+
+
+def execute(command: str, settings: Settings) -> list[Answer]:
+    """Run `command`, without a shell, here and on the live workers; a worker without TUNA_ALLOW_EXEC refuses."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadInput(f"The command cannot be split into words: {error}.") from None
+    if not words:
+        raise BadInput("There is no command to run.")
+    ensure_services(settings)
+    from tuna.celery_app import app
+
+    workers = list(app.control.inspect(timeout=_ANSWER_S).ping() or {})
+    answers = [Answer(host=socket.gethostname(), **run_here(words))]
+    if workers:
+        replies = app.control.broadcast(
+            CONTROL, {"words": words}, destination=workers, reply=True, timeout=LIMIT_S + 5, limit=len(workers)
+        )
+        found = {name: said for reply in replies for name, said in reply.items()}
+        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+    return answers
+
+
+def run_here(words: Sequence[str]) -> dict[str, Any]:
+    """Run a command on this machine: whether it went well, how it ended, the end of its output."""
+    done = run(list(words), timeout_s=LIMIT_S)
+    text = f"no end within {LIMIT_S:g} s" if done.timed_out else f"exit code {done.returncode}"
+    return {"ok": not done.timed_out and done.returncode == 0, "text": text, "output": done.output}
+
+
+def _answer(worker: str, said: Any) -> Answer:
+    if not isinstance(said, dict) or set(said) != {"ok", "text", "output"}:
+        return Answer(worker, False, "no answer", "")
+    return Answer(worker, bool(said["ok"]), str(said["text"]), str(said["output"]))
