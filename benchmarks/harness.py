@@ -12,23 +12,27 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """Figures of one benchmark; `ok` when every figure named in `budget` is at least that much."""
+    """Figures of one benchmark; `ok` when every figure or ratio is at least its `budget` and at most its `limits`."""
 
     bench: str
     figures: dict[str, float]
     baseline: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
 
     def print(self) -> int:
         """Print the object on stdout; the exit code is 0 when the budget is met."""
-        missed = {name for name, least in self.budget.items() if self.figures[name] < least}
+        all_figures = self.figures | self.ratios
+        missed = {name for name, least in self.budget.items() if all_figures[name] < least}
+        missed |= {name for name, most in self.limits.items() if all_figures[name] > most}
         document: dict[str, Any] = {
             "bench": self.bench,
             "figures": _rounded(self.figures),
             "baseline": _rounded(self.baseline),
             "ratios": _rounded(self.ratios),
             "budget": self.budget,
+            "limits": self.limits,
             "ok": not missed,
             "machine": {
                 "cores": len(os.sched_getaffinity(0)),

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuna.configs import Config, ConvConfig, DataType, Direction, GemmConfig
+from tuna.configs import BatchNormConfig, Config, ConvConfig, DataType, Direction, GemmConfig
 
 sizes = st.integers(1, 40)
 
@@ -53,4 +53,29 @@ gemms = st.builds(
     trans_b=st.booleans(),
     data_type=st.sampled_from(DataType),
 )
-configs: st.SearchStrategy[Config] = st.one_of(convs(), gemms)
+factors = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def batch_norms(draw: st.DrawFn) -> BatchNormConfig:
+    """Any valid batch normalisation: 2D or 3D (also of depth 1), in every mode, layout, type and direction."""
+    spatial_dim = draw(st.sampled_from([2, 3]))
+    return BatchNormConfig(
+        batchsize=draw(sizes),
+        in_channels=draw(sizes),
+        in_h=draw(sizes),
+        in_w=draw(sizes),
+        in_d=draw(sizes) if spatial_dim == 3 else 1,
+        spatial_dim=spatial_dim,
+        mode=draw(st.integers(0, 1)),
+        run=draw(st.integers(0, 1)),
+        save=draw(st.integers(0, 1)),
+        alpha=draw(factors),
+        beta=draw(factors),
+        direction=draw(st.sampled_from(Direction)),
+        layout=draw(st.sampled_from(["NCHW", "NHWC"] if spatial_dim == 2 else ["NCDHW", "NDHWC"])),
+        data_type=draw(st.sampled_from([DataType.FP32, DataType.FP16, DataType.BF16])),
+    )
+
+
+configs: st.SearchStrategy[Config] = st.one_of(convs(), gemms, batch_norms())

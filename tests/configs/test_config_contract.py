@@ -13,10 +13,11 @@ import pytest
 from configs_strategies import configs
 from hypothesis import given
 
-from tuna.configs import Config, ConvConfig, GemmConfig, from_json, parse_line
+from tuna.configs import BatchNormConfig, Config, ConvConfig, GemmConfig, from_json, parse_line
 from tuna.errors import BadInput
 
 LAYER = ConvConfig(1, 64, 56, 56, 64, 3, 3, 1, 1)
+NORM = BatchNormConfig(32, 64, 56, 56)
 
 
 @given(configs)
@@ -72,6 +73,10 @@ def test_keys_that_are_in_databases_already_never_change() -> None:
     assert GemmConfig(2, 3, 4, 5, trans_b=True).canonical() == (
         "kind=gemm;m=2;n=3;k=4;batch_count=5;trans_a=0;trans_b=1;data_type=FP32"
     )
+    assert BatchNormConfig(32, 64, 56, 57, mode=1, save=1).canonical() == (
+        "kind=batch_norm;spatial_dim=2;batchsize=32;in_channels=64;in_d=1;in_h=56;in_w=57;mode=1;run=0;save=1;"
+        "alpha=1.0;beta=0.0;direction=F;layout=NCHW;data_type=FP32"
+    )
 
 
 def test_fields_are_separated_so_that_digits_cannot_move_between_them() -> None:
@@ -107,6 +112,22 @@ def test_a_config_cannot_be_changed() -> None:
         (LAYER.to_json() | {"pad_mode": "bogus"}, "pad_mode"),
         (LAYER.to_json() | {"pad_mode": "same", "dilation_h": [1]}, "dilation_h"),
         (LAYER.to_json() | {"pad_mode": "same", "conv_stride_h": 0}, "conv_stride_h"),
+        (NORM.to_json() | {"in_h": -8}, "in_h must be at least 1"),
+        (NORM.to_json() | {"in_h": 1.5}, "in_h must be a whole number"),
+        (NORM.to_json() | {"in_d": 2}, "has in_d 1, got 2"),
+        (NORM.to_json() | {"in_d": "2"}, "in_d must be a whole number"),
+        (NORM.to_json() | {"spatial_dim": [2]}, "spatial_dim must be 2 or 3"),
+        (NORM.to_json() | {"layout": ["NCHW"]}, "layout .* does not fit spatial_dim 2"),
+        (NORM.to_json() | {"mode": 2}, "mode must be 0 or 1"),
+        (NORM.to_json() | {"save": True}, "save must be 0 or 1"),
+        (NORM.to_json() | {"run": None}, "run must be 0 or 1"),
+        (NORM.to_json() | {"alpha": float("nan")}, "alpha must be finite"),
+        (NORM.to_json() | {"beta": 10**400}, "beta must be finite"),
+        (NORM.to_json() | {"beta": "0"}, "beta must be a number"),
+        (NORM.to_json() | {"alpha": True}, "alpha must be a number"),
+        (NORM.to_json() | {"data_type": "INT8"}, "no data_type INT8"),
+        (NORM.to_json() | {"direction": None}, "direction must be one of"),
+        ({"kind": "batch_norm", "batchsize": 1, "in_channels": 1, "in_h": 1}, "needs in_w"),
     ],
 )
 def test_a_wrong_json_form_is_refused_with_a_reason(mapping: dict[str, object], reason: str) -> None:
@@ -116,6 +137,10 @@ def test_a_wrong_json_form_is_refused_with_a_reason(mapping: dict[str, object], 
 
 def test_a_json_form_written_by_hand_may_leave_out_what_has_a_default() -> None:
     assert from_json({"kind": "gemm", "m": 2, "n": 3, "k": 4}) == GemmConfig(2, 3, 4)
+    norm = {"kind": "batch_norm", "batchsize": 32, "in_channels": 64, "in_h": 56, "in_w": 56}
+    assert from_json(norm) == NORM
+    assert from_json(norm | {"in_d": 8}) == BatchNormConfig(32, 64, 56, 56, 8, 3, layout="NCDHW")
+    assert from_json(norm | {"layout": "NDHWC"}) == BatchNormConfig(32, 64, 56, 56, 1, 3, layout="NDHWC")
 
 
 def test_importing_configs_pulls_in_no_heavy_package() -> None:

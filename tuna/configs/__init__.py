@@ -1,5 +1,6 @@
 """Layers: what can be tuned, independent of the library that does it, and the texts that name them."""
 
+from tuna.configs.batch_norm import BatchNormConfig
 from tuna.configs.config import Config, from_json
 from tuna.configs.conv import ConvConfig
 from tuna.configs.driver import UnsupportedCommand, parse_line
@@ -8,6 +9,7 @@ from tuna.configs.gemm import GemmConfig
 from tuna.configs.values import DataType, Direction
 
 __all__ = [
+    "BatchNormConfig",
     "Config",
     "ConvConfig",
     "DataType",

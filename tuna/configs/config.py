@@ -7,15 +7,21 @@ from dataclasses import MISSING, fields
 from reprlib import repr as shown
 from typing import Any, TypeAlias
 
-from tuna.configs import conv, gemm
+from tuna.configs import batch_norm, conv, gemm
+from tuna.configs.batch_norm import BatchNormConfig
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
 from tuna.errors import BadInput
 
-Config: TypeAlias = ConvConfig | GemmConfig
+Config: TypeAlias = ConvConfig | GemmConfig | BatchNormConfig
 
-_KINDS: dict[str, type[ConvConfig | GemmConfig]] = {ConvConfig.kind: ConvConfig, GemmConfig.kind: GemmConfig}
-_FIELDS: dict[str, tuple[str, ...]] = {ConvConfig.kind: conv.FIELDS, GemmConfig.kind: gemm.FIELDS}
+_KINDS: dict[str, type[Config]] = {cls.kind: cls for cls in (ConvConfig, GemmConfig, BatchNormConfig)}
+_FIELDS: dict[str, tuple[str, ...]] = {
+    ConvConfig.kind: conv.FIELDS,
+    GemmConfig.kind: gemm.FIELDS,
+    BatchNormConfig.kind: batch_norm.FIELDS,
+}
+_NORMALISE = {ConvConfig.kind: conv.normalise, BatchNormConfig.kind: batch_norm.normalise}
 _REQUIRED: dict[str, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(cls) if field.default is MISSING) for kind, cls in _KINDS.items()
 }
@@ -25,7 +31,8 @@ def from_json(mapping: Mapping[str, Any]) -> Config:
     """The config that `to_json` wrote, or one written by hand; raises BadInput.
 
     A missing field takes the default of the config's class. Fields that a convolution does not use (depth in two
-    dimensions, output padding unless transposed) are brought into normal form, as they are when a command is read.
+    dimensions, output padding unless transposed) are brought into normal form, and a batch normalisation gets its
+    dimensions from depth and layout, as they do when a command is read.
     """
     values = dict(mapping)
     kind = values.pop("kind", None)
@@ -39,6 +46,6 @@ def from_json(mapping: Mapping[str, Any]) -> Config:
     missing = [name for name in _REQUIRED[kind] if name not in values]
     if missing:
         raise BadInput(f"a {kind} config needs {', '.join(missing)}")
-    if kind == GemmConfig.kind:
-        return GemmConfig(**values)
-    return ConvConfig(**conv.normalise(values))
+    if kind in _NORMALISE:
+        values = _NORMALISE[kind](values)
+    return _KINDS[kind](**values)

@@ -1,17 +1,30 @@
-"""Files of MIOpenDriver commands: every line is accounted for, and a bad one never loses the others."""
+"""Files of layers, as MIOpenDriver commands or find-db keys: every line is accounted for, none loses the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as shown
 
+from tuna.configs import problem_key
 from tuna.configs.config import Config
-from tuna.configs.driver import UnsupportedCommand, parse_line
+from tuna.configs.conv import COMMANDS, ConvConfig
+from tuna.configs.driver import PROGRAM, UnsupportedCommand, parse_line
+from tuna.configs.gemm import GemmConfig
+from tuna.configs.problem_key import NoKey
+from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
 
 #: A rejected line, and the reason, are shown up to this many characters.
 TEXT_CHARS = 200
+#: The commands that may override the precision of convolutions.
+PRECISIONS: dict[str, DataType] = {
+    COMMANDS[data_type]: data_type for data_type in (DataType.FP32, DataType.FP16, DataType.BF16)
+}
+#: How a find-db key begins: channels and sizes.
+_KEY_START = re.compile(r"\d+-\d+-\d+-")
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,7 @@ class Rejection:
     line: int  #: counted from 1
     reason: str
     text: str  #: the line, cut to TEXT_CHARS
-    unsupported: bool = False  #: a command for a kind of layer that Tuna does not tune, not a mistake
+    unsupported: bool = False  #: a command or key for a layer of a kind that Tuna does not tune, not a mistake
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}: {self.reason}"
@@ -36,7 +49,7 @@ class LineCounts:
     accepted: int = 0
     ignored: int = 0  #: blank lines and comments
     rejected: int = 0  #: lines with a mistake
-    unsupported: int = 0  #: commands for kinds of layers that Tuna does not tune
+    unsupported: int = 0  #: commands and keys for kinds of layers that Tuna does not tune
     expanded: int = 0  #: accepted lines whose -F names several directions
     duplicates: int = 0  #: configs (not lines) that an earlier line had named already
 
@@ -48,6 +61,7 @@ class ParsedFile:
     configs: tuple[Config, ...]
     counts: LineCounts
     rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
+    weights: tuple[int, ...]  #: how many lines named each of the configs, at least 1
 
     def check_strict(self) -> None:
         """Raise BadInput if a line was rejected or is unsupported."""
@@ -56,11 +70,14 @@ class ParsedFile:
             raise BadInput(f"{self.rejections[0]}{more}")
 
 
-def parse_file(path: str | Path) -> ParsedFile:
-    """Read the MIOpenDriver commands in the text file `path`; raises BadInput if it is empty or no UTF-8 text."""
+def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | None = None) -> ParsedFile:
+    """Read the layers in the text file `path`; raises BadInput if it is empty or no UTF-8 text.
+
+    `batches` and `command` are those of `parse_lines`.
+    """
     try:
         with open(path, encoding="utf-8-sig") as lines:
-            parsed = parse_lines(lines, str(path))
+            parsed = parse_lines(lines, str(path), batches=batches, command=command)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -70,11 +87,20 @@ def parse_file(path: str | Path) -> ParsedFile:
     return parsed
 
 
-def parse_lines(lines: Iterable[str], source: str) -> ParsedFile:
-    """Read MIOpenDriver commands, one a line; `source` names them in messages. A NUL character raises BadInput."""
+def parse_lines(
+    lines: Iterable[str], source: str, *, batches: Sequence[int] = (), command: str | None = None
+) -> ParsedFile:
+    """Read layers, one a line: MIOpenDriver commands, or lines of a find db, of which only the key counts.
+
+    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of its own; a
+    matrix product, which has none, then is rejected. `command` (one of PRECISIONS) overrides the precision of the
+    convolutions. Raises BadInput for wrong options and for a NUL character.
+    """
+    change = _Change.checked(batches, command)
     configs: dict[str, Config] = {}
+    weights: dict[str, int] = {}
     rejections: list[Rejection] = []
-    total = accepted = ignored = unsupported = expanded = duplicates = 0
+    total = accepted = ignored = unsupported = expanded = 0
     for total, line in enumerate(lines, 1):
         if "\0" in line:
             raise BadInput(f"{source} is not a text file: line {total} holds a NUL character")
@@ -83,19 +109,66 @@ def parse_lines(lines: Iterable[str], source: str) -> ParsedFile:
             ignored += 1
             continue
         try:
-            found = parse_line(text)
+            named = _named(text)
+            found = change.apply(named)
         except BadInput as error:
-            skipped = isinstance(error, UnsupportedCommand)
+            skipped = isinstance(error, (UnsupportedCommand, NoKey))
             unsupported += skipped
             rejections.append(Rejection(source, total, _cut(str(error)), _cut(text), skipped))
             continue
         accepted += 1
-        expanded += len(found) > 1
+        expanded += len(named) > 1
         for config in found:
-            if configs.setdefault(config.canonical(), config) is not config:
-                duplicates += 1
+            canonical = config.canonical()
+            configs.setdefault(canonical, config)
+            weights[canonical] = weights.get(canonical, 0) + 1
+    duplicates = sum(weights.values()) - len(configs)
     counts = LineCounts(total, accepted, ignored, len(rejections) - unsupported, unsupported, expanded, duplicates)
-    return ParsedFile(tuple(configs.values()), counts, tuple(rejections))
+    return ParsedFile(tuple(configs.values()), counts, tuple(rejections), tuple(weights.values()))
+
+
+def _named(text: str) -> list[Config]:
+    """The configs that a line names, as a command or by a find-db key; raises BadInput."""
+    if PROGRAM in text:
+        return parse_line(text)
+    if _KEY_START.match(text):
+        return [problem_key.to_conv(problem_key.parse(text.partition("=")[0].strip()))]
+    raise BadInput(f"there is no {PROGRAM} command in the line, and it is no find-db key")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What an import makes of the layers that it reads."""
+
+    batches: tuple[int, ...]  #: batch sizes instead of a layer's own; empty to keep that
+    data_type: DataType | None  #: of convolutions; None to keep theirs
+
+    @classmethod
+    def checked(cls, batches: Sequence[int], command: str | None) -> _Change:
+        """The change that these options ask for; raises BadInput."""
+        if batches:
+            check_sizes(("a batch size",) * len(batches), tuple(batches), 1)
+        if command is not None and command not in PRECISIONS:
+            raise BadInput(f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}")
+        return cls(tuple(dict.fromkeys(batches)), PRECISIONS[command] if command is not None else None)
+
+    def apply(self, configs: list[Config]) -> list[Config]:
+        """The configs after the change; raises BadInput if one cannot be changed so."""
+        if self.data_type is not None:
+            configs = [_with_type(config, self.data_type) for config in configs]
+        if not self.batches:
+            return configs
+        return [_at_batch(config, batch) for config in configs for batch in self.batches]
+
+
+def _with_type(config: Config, data_type: DataType) -> Config:
+    return replace(config, data_type=data_type) if isinstance(config, ConvConfig) else config
+
+
+def _at_batch(config: Config, batch: int) -> Config:
+    if isinstance(config, GemmConfig):
+        raise BadInput("a gemm has no batch size that another could replace")
+    return replace(config, batchsize=batch)
 
 
 def _cut(text: str) -> str:

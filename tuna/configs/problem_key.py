@@ -1,4 +1,4 @@
-"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row.
+"""How MIOpen names a convolution: the key of a find-db line, and the 24 fields of a perf-db row; and the way back.
 
 Source: `ProblemDescription::Serialize` of MIOpen 2d1fd997, checked against the files it ships. "In" and "out" are those
 of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is the forward layer's output side.
@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tuna.configs.conv import ConvConfig
-from tuna.configs.values import DataType, Direction
+from tuna.configs.conv import LAYOUTS, ConvConfig
+from tuna.configs.values import DataType, Direction, check_sizes
 from tuna.errors import BadInput
 
 #: Layouts that all three tensors may share with only one word in the key.
 _DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
 _DIRECTIONS = ("F", "B", "W")
+#: The data types of a key that a layer can have. MIOpenDriver's convint8 writes its sums as 32-bit integers.
+_DATA_TYPES = {
+    "FP32": DataType.FP32,
+    "FP16": DataType.FP16,
+    "BF16": DataType.BF16,
+    "INT8INT8INT32": DataType.INT8,
+}
+_KEY_TYPES = {data_type: name for name, data_type in _DATA_TYPES.items()}
 
 
 class NoKey(BadInput):
-    """MIOpen has no key for this layer."""
+    """MIOpen has no key for this layer, or Tuna has no layer for this key."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +58,15 @@ class PerfKey:
     bias: int
     group_count: int
 
-
     def text(self) -> str:
         """The key as a perf db in text form has it: the numbers, then layout, data type and direction, joined by x."""
         return "x".join(str(getattr(self, name)) for name in _PERF_TEXT)
 
 
 PERF_FIELDS = tuple(field.name for field in fields(PerfKey))
+_PERF_NUMBERS = PERF_FIELDS[3:]
 #: The order of the fields in a perf db in text form.
-_PERF_TEXT = (*PERF_FIELDS[3:], "layout", "data_type", "direction")
+_PERF_TEXT = (*_PERF_NUMBERS, "layout", "data_type", "direction")
 
 
 @dataclass(frozen=True)
@@ -129,12 +137,8 @@ def from_conv(config: ConvConfig) -> ProblemKey:
     if config.mode != "conv":
         raise NoKey("a transposed convolution has no checked MIOpen key")
     forward = config.direction is Direction.FORWARD
-    data_type = config.data_type.value
-    if config.data_type is DataType.INT8:
-        if not forward:
-            raise NoKey("MIOpen has INT8 convolutions forward only")
-        # MIOpenDriver's convint8 writes its sums as 32-bit integers.
-        data_type = "INT8INT8INT32"
+    if config.data_type is DataType.INT8 and not forward:
+        raise NoKey("MIOpen has INT8 convolutions forward only")
     axes = ("d", "h", "w")[3 - config.spatial_dim :]
 
     def along(name: str) -> tuple[int, ...]:
@@ -154,10 +158,72 @@ def from_conv(config: ConvConfig) -> ProblemKey:
         strides=along("conv_stride"),
         dilations=along("dilation"),
         layouts=(in_layout, config.fil_layout, out_layout),
-        data_type=data_type,
+        data_type=_KEY_TYPES[config.data_type],
         direction=config.direction.value,
         group_count=config.group_count,
     )
+
+
+def to_conv(key: ProblemKey) -> ConvConfig:
+    """The layer that MIOpen gives this key, the inverse of `from_conv`.
+
+    Raises NoKey for what a layer of Tuna cannot be (tensor casts, a bias, data types or layouts that differ between
+    tensors), BadInput for a key whose numbers are not those of a convolution.
+    """
+    if key.casts:
+        raise NoKey(f"Tuna has no convolution with tensor casts ({key.casts.lstrip('_')})")
+    in_layout, fil_layout, out_layout = key.layouts
+    if not in_layout == fil_layout == out_layout:
+        raise NoKey(f"Tuna has no convolution whose tensors differ in layout ({', '.join(key.layouts)})")
+    config = _conv(key.perf(), key.in_size, key.out_size)
+    if from_conv(config) != key:
+        raise BadInput(f"{key.text()} is no convolution: the layer with its sizes has {from_conv(config).text()}")
+    return config
+
+
+def conv_from_perf(key: PerfKey) -> ConvConfig:
+    """A layer that has this row of a perf db; raises NoKey and BadInput as `to_conv` does.
+
+    A row of B and W holds only the output side of the forward layer. The forward input then is the smallest that gives
+    it, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad along each axis (at least 1); up to stride - 1 more would
+    give the same row.
+    """
+    check_sizes(_PERF_NUMBERS, tuple(getattr(key, name) for name in _PERF_NUMBERS), 0)
+    axes = ("d", "h", "w")[3 - key.spatial_dim :]
+    in_size = tuple(getattr(key, f"in_{axis}") for axis in axes)
+    smallest = tuple(_smallest_input(key, axis) for axis in axes)
+    config = _conv(key, in_size, smallest)
+    if from_conv(config).perf() != key:
+        raise BadInput(
+            f"{key.text()} is no convolution: the layer with its sizes has {from_conv(config).perf().text()}"
+        )
+    return config
+
+
+def _smallest_input(key: PerfKey, axis: str) -> int:
+    names = ("in", "fil", "pad", "conv_stride", "dilation")
+    out, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in names)
+    return int(max(1, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad))
+
+
+def _conv(key: PerfKey, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> ConvConfig:
+    """The layer with the fields in `key`, which all three tensors share; sizes are those of MIOpen's problem."""
+    if key.bias:
+        raise NoKey(f"Tuna has no convolution with a bias ({key.bias})")
+    if key.data_type not in _DATA_TYPES:
+        raise NoKey(f"Tuna has no convolution with the data type {key.data_type}: use {', '.join(_DATA_TYPES)}")
+    if key.spatial_dim not in LAYOUTS or key.layout not in LAYOUTS[key.spatial_dim]:
+        raise NoKey(f"Tuna has no convolution with the layout {key.layout} in {key.spatial_dim} dimensions")
+    fields = {name: value for name, value in vars(key).items() if name not in ("layout", "bias")}
+    size = in_size
+    if key.direction != Direction.FORWARD:
+        size = out_size
+        fields["in_channels"], fields["out_channels"] = key.out_channels, key.in_channels
+    fields["in_h"], fields["in_w"] = size[-2:]
+    fields["in_d"] = size[0] if key.spatial_dim == 3 else 1
+    fields["data_type"] = _DATA_TYPES[key.data_type]
+    fields["in_layout"] = fields["fil_layout"] = fields["out_layout"] = key.layout
+    return ConvConfig(**fields)
 
 
 def text_of(config: object) -> str | None:

@@ -1,30 +1,36 @@
-"""From the results of a session to one file (or directory) in a library's own format."""
+"""From the results of a session or of a golden version to one file (or directory) in a library's own format."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from tuna import files
 from tuna.configs import problem_key
-from tuna.configs.problem_key import NoKey, ProblemKey
+from tuna.db.models import Config
 from tuna.errors import BadInput, NotFound
 from tuna.exports import find_db, kernel_db, naming, perf_db, select, spool, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
-from tuna.exports.select import Entry, SessionInfo, Winner
+from tuna.exports.select import KernelOf, SolverFacts, Source
 
 
 class Form(str, Enum):
     """What can be exported."""
 
     FIND = "find"  #: times, workspaces and algorithms, as text
-    PERF = "perf"  #: params of the tunable solvers, in SQLite
+    PERF = "perf"  #: params of the tunable solvers, in SQLite or as text
     KERNEL = "kernel"  #: compiled code of the fastest solvers, in SQLite
     TVM = "tvm"  #: TVM's own tuning database, a directory
 
@@ -38,7 +44,7 @@ class ExportReport:
     path: Path
     entries: int  #: items, rows or records
     configs: int  #: distinct problems among them
-    skipped: Mapping[str, int]  #: rows left out, by reason
+    skipped: Mapping[str, int]  #: results left out, by reason
 
 
 _TITLES = {Form.FIND: "find db", Form.PERF: "perf db", Form.KERNEL: "kernel db", Form.TVM: "TVM database"}
@@ -53,36 +59,89 @@ def export(
     filename: str | None = None,
     config_tag: str | None = None,
     top: int = 4,
+    text: bool = False,
+    packed: bool = False,
+    opencl: bool = False,
 ) -> ExportReport:
     """Write the session's results into `directory`, which is made if it is missing.
 
     `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the configs with this tag,
-    `top` is the number of solvers kept for each key (find) or of records kept for each workload (tvm).
+    `top` is the number of solvers kept for each key (find) or of records kept for each workload (tvm). `text` writes a
+    perf db in text form, `packed` packs the file with bzip2, `opencl` names a find db after OpenCL.
     Equal results give equal bytes; an older file is replaced at once or not at all. Raises NotFound if there is no such
     session or tag, or nothing to export (then nothing is written), BadInput, or StorageFull.
     """
-    if top < 1:
-        raise BadInput(f"at least one entry for each config has to be kept, not {top}.")
-    form = Form(form)
-    session = select.session_info(connection, session_id)
-    if config_tag is not None:
-        select.check_tag(connection, config_tag)
-    if form is Form.TVM and session.library != "tvm":
-        raise BadInput(f"Session {session_id} is for {session.library}: only a tvm session has a TVM database.")
-    task = _Task(connection, session, config_tag, top, Counter())
-    path = directory / (_base(session, filename) + _extension(form, session.library))
-    entries, configs = _WRITERS[form](task, path)
-    return ExportReport(path, entries, configs, dict(sorted(task.skipped.items())))
+    options = _Options(Form(form), filename, config_tag, top, text, packed, opencl)
+    return _export(connection, select.session_source(connection, session_id), directory, options)
 
 
-def _base(session: SessionInfo, filename: str | None) -> str:
-    return naming.base_name(session.arch, session.num_cu) if filename is None else naming.given_name(filename)
+def export_golden(
+    connection: sa.Connection,
+    version: int,
+    form: Form,
+    directory: Path,
+    *,
+    library: str = "miopen",
+    arch: str,
+    num_cu: int | None = None,
+    filename: str | None = None,
+    config_tag: str | None = None,
+    top: int = 4,
+    text: bool = False,
+    packed: bool = False,
+    opencl: bool = False,
+) -> ExportReport:
+    """Write what a golden version holds for a device, as `export` does for a session.
+
+    Without `num_cu` the file is named after the architecture alone and holds the results of all CU counts: of each key
+    and solver what was measured last, of equally late ones that of fewer CUs; a kernel db holds the code of the
+    winners of each CU count. There is no TVM database of a golden version.
+    """
+    options = _Options(Form(form), filename, config_tag, top, text, packed, opencl)
+    return _export(connection, select.golden_source(connection, library, version, arch, num_cu), directory, options)
 
 
-def _extension(form: Form, library: str) -> str:
-    if form is Form.FIND:
-        return f".{naming.backend(library)}.fdb.txt"
-    return {Form.PERF: ".db", Form.KERNEL: ".kdb", Form.TVM: ".tvm"}[form]
+@dataclass(frozen=True)
+class _Options:
+    """How to export; see `export`."""
+
+    form: Form
+    filename: str | None
+    tag: str | None
+    top: int
+    text: bool
+    packed: bool
+    opencl: bool
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise BadInput(f"at least one entry for each config has to be kept, not {self.top}.")
+        for wanted, form, what in ((self.text, Form.PERF, "text form"), (self.opencl, Form.FIND, "form for OpenCL")):
+            if wanted and self.form is not form:
+                raise BadInput(f"Only a {_TITLES[form]} has a {what}, a {_TITLES[self.form]} has none.")
+        if self.packed and self.form is Form.TVM:
+            raise BadInput("A TVM database is a directory, which is not packed.")
+
+    def path(self, source: Source, directory: Path) -> Path:
+        """Where the file goes."""
+        named = self.filename is not None
+        base = naming.given_name(self.filename or "") if named else naming.base_name(source.arch, source.num_cu)
+        backend = "OpenCL" if self.opencl else naming.backend(source.library)
+        extensions = {Form.FIND: f".{backend}.fdb.txt", Form.KERNEL: ".kdb", Form.TVM: ".tvm"}
+        extensions[Form.PERF] = ".db.txt" if self.text else ".db"
+        return directory / f"{base}{extensions[self.form]}{'.bz2' if self.packed else ''}"
+
+
+def _export(connection: sa.Connection, source: Source, directory: Path, options: _Options) -> ExportReport:
+    form = options.form
+    if options.tag is not None:
+        select.check_tag(connection, options.tag)
+    if form is Form.TVM and (source.library != "tvm" or not source.environment_key):
+        raise BadInput(f"{source.title} is for {source.library}: only a tvm session has a TVM database.")
+    task = _Task(connection, source, options, select.solvers(connection, source.library))
+    path = options.path(source, directory)
+    entries = _WRITERS[form](task, path)
+    return ExportReport(path, entries, task.configs, dict(sorted((+task.skipped).items())))
 
 
 @dataclass
@@ -90,128 +149,242 @@ class _Task:
     """One export under way."""
 
     connection: sa.Connection
-    session: SessionInfo
-    tag: str | None
-    top: int
-    skipped: Counter[str]
+    source: Source
+    options: _Options
+    solvers: Mapping[int, SolverFacts]
+    skipped: Counter[str] = field(default_factory=Counter)
     configs: int = 0
 
-    def groups(
-        self,
-        name: Callable[[Winner], tuple[str, str]],
-        refuse: Callable[[Winner], str] = lambda row: "",
-        *,
-        params: bool = False,
-        driver: bool = False,
-    ) -> Iterator[tuple[str, list[Entry]]]:
-        """The session's winners by key, both in order."""
-        rows = select.winners(self.connection, self.session.id, self.tag, params=params, driver=driver)
-        unsorted = select.entries(rows, name, refuse, self.skipped)
-        ordered = spool.sort_rows(unsorted, width=len(Entry._fields), by=3)
-        return select.groups(ordered, self.skipped)
+    def results(
+        self, *names: str, key: Any = None, last: Any = None, ordered: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """(key, columns of these names, last, age) of the results that have a key, by default MIOpen's."""
+        source, tag = self.source, self.options.tag
+        columns = [*map(source.column, names), *(() if last is None else (last,)), *source.age]
+        return select.results(self.connection, source, tag, source.key if key is None else key, columns, ordered)
 
-    def check(self, entries: int, form: Form) -> None:
+    def check(self, entries: int) -> None:
         """Raise NotFound if nothing was written."""
         if entries:
             return
-        where = f" with the tag {self.tag!r}" if self.tag is not None else ""
-        why = "; ".join(f"{count} left out: {reason}" for reason, count in sorted(self.skipped.items()))
+        where = f" with the tag {self.options.tag!r}" if self.options.tag is not None else ""
+        why = select.total(+self.skipped)
         raise NotFound(
-            f"Session {self.session.id} has no results{where} for a {_TITLES[form]}{f' ({why})' if why else ''}.",
+            f"{self.source.title} has no results{where} for a {_TITLES[self.options.form]}{f' ({why})' if why else ''}.",
             hint="`tuna status` shows which jobs have finished",
         )
 
+    @contextlib.contextmanager
+    def file(self, path: Path) -> Iterator[Path]:
+        """Lend a path to write to; what is there in the end takes the place of `path`, packed if that is wanted."""
+        with files.atomic_file(path) as temporary:
+            if not self.options.packed:
+                yield temporary
+                return
+            plain = temporary.with_name(f"{temporary.name}.plain")
+            try:
+                yield plain
+                from tuna.exports import compressed
 
-def _find(task: _Task, path: Path) -> tuple[int, int]:
-    with files.atomic_file(path) as temporary:
+                compressed.pack(plain, temporary)
+            finally:
+                for left in (plain, Path(f"{plain}-journal")):
+                    left.unlink(missing_ok=True)
+
+
+def _find(task: _Task, path: Path) -> int:
+    with task.file(path) as temporary:
         with open(temporary, "wb") as stream:
             entries = find_db.write(stream, _find_records(task))
-        task.check(entries, Form.FIND)
-    return entries, task.configs
+        task.check(entries)
+    return entries
 
 
 def _find_records(task: _Task) -> Iterator[FindRecord]:
-    for key, entries in task.groups(_by_find_key, _refuse_find):
-        if len(entries) > task.top:
-            task.skipped[f"slower than the {task.top} fastest of its config"] += len(entries) - task.top
-        task.configs += 1
-        yield FindRecord(key, tuple(map(_find_item, entries[: task.top])))
+    top, mixed, skipped = task.options.top, task.source.mixed, task.skipped
+    skipped.update(select.count_keyless(task.connection, task.source, task.options.tag))
+    rows = task.results("solver_id", "time_ms", "workspace_bytes", "algorithm", ordered=True)
+    for key, group in select.by_key(rows):
+        direction = key.rpartition("-")[2][:1]
+        entries = []
+        for _, solver_id, time_ms, workspace_bytes, named, *age in group:
+            solver = task.solvers[solver_id]
+            algorithm, problem = _algorithm(solver.name, named, solver.algorithm, direction)
+            if problem or not select.is_time(time_ms):
+                skipped[problem or (select.NO_TIME if time_ms is not None else "it has params but no time")] += 1
+            else:
+                entries.append((time_ms, solver.name, workspace_bytes, algorithm, select.age_of(age)))
+        if entries:
+            kept = select.one_each(entries, mixed, skipped)
+            if len(kept) > top:
+                skipped[f"slower than the {top} fastest of its config"] += len(kept) - top
+            task.configs += 1
+            yield FindRecord(key, tuple(FindItem(name, time, size, how) for time, name, size, how, _ in kept[:top]))
 
 
-def _refuse_find(row: Winner) -> str:
-    if row.algorithm.lower() not in find_db.ALGORITHMS:
-        return f"MIOpen has no algorithm {row.algorithm!r}"
-    return "" if find_db.is_word(row.solver) else "its solver's name holds characters that separate entries"
+@lru_cache(maxsize=4096)
+def _algorithm(solver: str, named: str, family: str, direction: str) -> tuple[str, str]:
+    """MIOpen's name of the algorithm, and why there is none."""
+    if not find_db.is_word(solver):
+        return "", "its solver's name holds characters that separate entries"
+    if direction not in ("F", "B", "W"):
+        return "", "its key names no direction"
+    if named:
+        prefixes = [find_db.algorithm_name("GEMM", direction).removesuffix("GEMM")]
+        prefixes += ["miopenTransposeBwdDataAlgo"] if direction == "B" else []
+        if find_db.is_word(named) and named.startswith(tuple(prefixes)):
+            return named, ""
+        return "", f"{named!r} is no algorithm for the direction {direction}"
+    if family.lower() not in find_db.ALGORITHMS:
+        return "", f"MIOpen has no algorithm {family!r}"
+    return find_db.algorithm_name(family, direction), ""
 
 
-def _find_item(entry: Entry) -> FindItem:
-    algorithm = find_db.algorithm_name(entry.algorithm, entry.name)
-    return FindItem(entry.solver, entry.time_ms, entry.workspace_bytes, algorithm)
+def _perf(task: _Task, path: Path) -> int:
+    with task.file(path) as temporary:
+        if task.options.text:
+            with open(temporary, "wb") as stream:
+                from tuna.exports import perf_text
 
-
-def _perf(task: _Task, path: Path) -> tuple[int, int]:
-    with files.atomic_file(path) as temporary:
-        entries = perf_db.write(temporary, _perf_records(task))
-        task.check(entries, Form.PERF)
-    return entries, task.configs
+                entries = perf_text.write(stream, _perf_records(task))
+        else:
+            entries = perf_db.write(temporary, _perf_records(task))
+        task.check(entries)
+    return entries
 
 
 def _perf_records(task: _Task) -> Iterator[perf_db.PerfRecord]:
-    for _, entries in task.groups(_by_perf_key, _refuse_perf, params=True):
-        # The configs of a group share these fields, whichever of them was the fastest.
-        key = problem_key.parse(entries[0].name).perf()
+    """Rows of find-db keys that share a perf-db row come together; whichever was the fastest gives the params."""
+    ordered = spool.sort_rows(_perf_rows(task), width=7, by=2)
+    for _, group in select.by_key(ordered):
+        rows = list(group)
+        entries = [(time_ms, solver, params, tuple(age)) for _, time_ms, solver, params, _, *age in rows]
+        key = problem_key.parse(rows[0][4]).perf()
         task.configs += 1
-        yield from (perf_db.PerfRecord(key, entry.solver, entry.params) for entry in entries)
+        for _, solver, params, _ in select.one_each(entries, task.source.mixed, task.skipped):
+            yield perf_db.PerfRecord(key, solver, params)
 
 
-def _refuse_perf(row: Winner) -> str:
-    if not row.tunable:
-        return "its solver is not tunable"
-    return "" if row.params else "it has no params"
+def _perf_rows(task: _Task) -> Iterator[tuple[Any, ...]]:
+    """(perf key in order, time, solver, params, find-db key, age); an imported row without a time comes last."""
+    names = ("solver_id", "time_ms", "params", *(("job_id",) if not task.source.age else ()))
+    skipped, before, order = task.skipped, "", ""
+    skipped.update(select.count_keyless(task.connection, task.source, task.options.tag))
+    for key, solver_id, time_ms, params, *rest in task.results(*names):
+        solver = task.solvers[solver_id]
+        # A session's row without a job was imported; a perf db knows no times.
+        untimed = time_ms is None and rest[0] is None
+        if not solver.tunable:
+            skipped["its solver is not tunable"] += 1
+        elif not params:
+            skipped["it has no params"] += 1
+        elif not untimed and not select.is_time(time_ms):
+            skipped[select.NO_TIME] += 1
+        else:
+            if key != before:
+                before, order = key, _perf_order(key)
+            if order:
+                age = select.age_of(rest if task.source.age else ())
+                yield order, math.inf if untimed else time_ms, solver.name, params, key, *age
+            else:
+                skipped["its key is none of MIOpen's"] += 1
 
 
-def _kernel(task: _Task, path: Path) -> tuple[int, int]:
-    with files.atomic_file(path) as temporary:
+def _perf_order(key: str) -> str:
+    try:
+        return problem_key.parse(key).perf_order()
+    except BadInput:
+        return ""
+
+
+def _kernel(task: _Task, path: Path) -> int:
+    with task.file(path) as temporary:
         entries = kernel_db.write(temporary, _kernel_records(task))
-        task.check(entries, Form.KERNEL)
-    return entries, task.configs
+        task.check(entries)
+    return entries
 
 
 def _kernel_records(task: _Task) -> Iterator[kernel_db.KernelRecord]:
-    session = task.session
-    for _, entries in task.groups(_by_any_key, driver=True):
-        fastest = entries[0]
-        if len(entries) > 1:
-            task.skipped["not the fastest of its config"] += len(entries) - 1
-        code = select.blob(task.connection, fastest.kernel) if fastest.kernel else None
-        if code is None:
+    written: dict[bytes, str] = {}
+    before = -1
+    for kernel in select.kernels(task.connection, task.source, _winners(task)):
+        if kernel.digest is None:
             task.skipped["its kernel was not kept"] += 1
             continue
-        task.configs += 1
-        yield kernel_db.KernelRecord(
-            kernel_db.object_name(fastest.solver, fastest.config_key),
-            kernel_db.object_args(fastest.driver, session.environment_key, session.arch),
-            code,
+        task.configs += kernel.result_id != before
+        before = kernel.result_id
+        name, args = _kernel_names(kernel, task.source.arch.partition(":")[0])
+        identity = hashlib.sha256(f"{name}\0{args}".encode()).digest()
+        if identity not in written:
+            written[identity] = kernel.digest
+            yield kernel_db.KernelRecord(name, args, select.blob(task.connection, kernel.digest))
+        elif written[identity] != kernel.digest:
+            task.skipped["another kernel has the same name and arguments, but other code"] += 1
+
+
+def _kernel_names(kernel: KernelOf, arch: str) -> tuple[str, str]:
+    """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
+    if not kernel.name:
+        return (
+            kernel_db.object_name(kernel.solver, kernel.config_key),
+            kernel_db.object_args(kernel.driver, kernel.environment_key, arch),
         )
+    name = kernel.name if kernel.name.endswith(".o") else f"{kernel.name}.o"
+    complete = "-mcpu=" in kernel.args or name.endswith(".mlir.o")
+    return name, kernel.args if complete else f"{kernel.args} -mcpu={arch}"
 
 
-def _tvm(task: _Task, path: Path) -> tuple[int, int]:
+def _winners(task: _Task) -> Iterator[int]:
+    """The ids of the fastest results of each key and CU count, in order; a layer without a key has its driver command."""
+    ordered = spool.sort_rows(_timed(task), width=6, by=5)
+    for _, group in groupby(ordered, key=itemgetter(0, 1)):
+        rows = list(group)
+        task.skipped["not the fastest of its config"] += len(rows) - 1
+        yield rows[0][-1]
+
+
+def _timed(task: _Task) -> Iterator[tuple[Any, ...]]:
+    key = sa.func.coalesce(task.source.key, Config.driver)
+    for order, result_id, solver_id, time_ms, config, *age in task.results(
+        "id", "solver_id", "time_ms", key=key, last=Config.key
+    ):
+        if select.is_time(time_ms):
+            yield order, age[1] if age else 0, time_ms, task.solvers[solver_id].name, config, result_id
+        else:
+            task.skipped[select.NO_TIME] += 1
+
+
+def _tvm(task: _Task, path: Path) -> int:
     with files.atomic_directory(path) as temporary:
-        entries = tvm_db.write(temporary, task.session.environment_key, _tuned_layers(task))
-        task.check(entries, Form.TVM)
-    return entries, task.configs
+        entries = tvm_db.write(temporary, task.source.environment_key, _tuned_layers(task))
+        task.check(entries)
+    return entries
+
+
+class _Winner(NamedTuple):
+    """A result as a TVM database takes it, sorted by its first three fields."""
+
+    driver: str
+    time_ms: float
+    solver: str
+    job_id: int
+    trial_number: int
+    workload: str
+    params: str
+    config_key: str
 
 
 def _tuned_layers(task: _Task) -> Iterator[tvm_db.TunedLayer]:
-    for driver, entries in task.groups(_by_driver, params=True, driver=True):
+    ordered = spool.sort_rows(_tuned(task), width=len(_Winner._fields), by=3)
+    for driver, group in select.by_key(ordered):
         written = False
-        for entry in entries:
-            data = select.blob(task.connection, entry.workload) if entry.workload else None
-            if data is None:
+        for entry in map(_Winner._make, group):
+            if not entry.workload:
                 task.skipped["its workload was not kept"] += 1
                 continue
             try:
-                workload, records = tvm_db.workload_text(data), _tuned_records(task, entry)
+                workload = tvm_db.workload_text(select.blob(task.connection, entry.workload))
+                records = _tuned_records(task, entry)
             except BadInput as error:
                 task.skipped[str(error)] += 1
                 continue
@@ -220,43 +393,24 @@ def _tuned_layers(task: _Task) -> Iterator[tvm_db.TunedLayer]:
         task.configs += written
 
 
-def _tuned_records(task: _Task, winner: Entry) -> tuple[tvm_db.TunedRecord, ...]:
+def _tuned(task: _Task) -> Iterator[_Winner]:
+    names = ("time_ms", "solver_id", "job_id", "trial_number", "workload", "params")
+    for driver, time_ms, solver_id, *rest in task.results(*names, key=Config.driver, last=Config.key):
+        if select.is_time(time_ms):
+            yield _Winner(driver, time_ms, task.solvers[solver_id].name, *rest)
+        else:
+            task.skipped[select.NO_TIME] += 1
+
+
+def _tuned_records(task: _Task, winner: _Winner) -> tuple[tvm_db.TunedRecord, ...]:
     """The checked winner, then what was slower. Whatever seemed faster lost when it was measured again."""
-    records = [tvm_db.tuned_record(winner.params, winner.time_ms / 1000, task.session.target)]
-    for number, time_ms, params in select.good_trials(task.connection, winner.job_id, winner.time_ms, task.top):
-        if number != winner.trial_number and len(records) < task.top:
+    target, top = task.source.target, task.options.top
+    records = [tvm_db.tuned_record(winner.params, winner.time_ms / 1000, target)]
+    for number, time_ms, params in select.good_trials(task.connection, winner.job_id, winner.time_ms, top):
+        if number != winner.trial_number and len(records) < top:
             with contextlib.suppress(BadInput):
-                records.append(tvm_db.tuned_record(params, time_ms / 1000, task.session.target))
+                records.append(tvm_db.tuned_record(params, time_ms / 1000, target))
     return tuple(records)
-
-
-def _problem(row: Winner) -> ProblemKey:
-    if row.conv is None:
-        raise NoKey(f"MIOpen has no key for a {row.kind} config")
-    return problem_key.from_conv(row.conv)
-
-
-def _by_find_key(row: Winner) -> tuple[str, str]:
-    """The find-db key, and the direction that the algorithm's name needs."""
-    problem = _problem(row)
-    return problem.text(), problem.direction
-
-
-def _by_perf_key(row: Winner) -> tuple[str, str]:
-    problem = _problem(row)
-    return problem.perf_order(), problem.text()
-
-
-def _by_any_key(row: Winner) -> tuple[str, str]:
-    """The find-db key, or the driver command of a layer that has none."""
-    try:
-        return _by_find_key(row)
-    except NoKey:
-        return row.driver, row.driver
-
-
-def _by_driver(row: Winner) -> tuple[str, str]:
-    return row.driver, row.driver
 
 
 _WRITERS = {Form.FIND: _find, Form.PERF: _perf, Form.KERNEL: _kernel, Form.TVM: _tvm}

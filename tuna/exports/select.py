@@ -1,92 +1,107 @@
-"""What the exporters read from SQL: the winners of a session, in a total order, without holding them all."""
+"""What the exporters read from SQL: the results of a session or of a golden version, streamed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.configs import ConvConfig, conv
-from tuna.configs.problem_key import NoKey
-from tuna.db.models import Config, ConfigTag, Environment, FindDb, FindDbKernel, Kernel, Session, Solver, Trial
-from tuna.db.models import ConvConfig as ConvRow
-from tuna.errors import NotFound
+from tuna.db.models import (
+    Config,
+    ConfigTag,
+    Environment,
+    FindDb,
+    FindDbKernel,
+    Golden,
+    GoldenEntry,
+    GoldenKernel,
+    Kernel,
+    Session,
+    Solver,
+    Trial,
+)
+from tuna.errors import BadInput, NotFound
 from tuna.exports.find_db import time_text
 
 _FETCH_ROWS = 5000
-_CONV_COLUMNS = [ConvRow.__table__.c[name] for name in conv.FIELDS]
+_BATCH = 500
+NO_TIME = "its time is not a positive number"
 
 
 @dataclass(frozen=True)
-class SessionInfo:
-    """The session that is exported, and its environment."""
+class Source:
+    """Whose results are exported, and for what."""
 
-    id: int
-    reason: str
-    environment_key: str
+    title: str  #: such as `Session 3`
     library: str
     arch: str
-    num_cu: int
+    num_cu: int  #: 0: of none, or of all
     target: str
+    environment_key: str  #: of a session; empty where every result has its own
+    rows: type[FindDb] | type[GoldenEntry]
+    where: tuple[sa.ColumnElement[bool], ...]
+    mixed: bool = False  #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+
+    def column(self, name: str) -> Any:
+        """A column of the results."""
+        return getattr(self.rows, name)
+
+    @property
+    def key(self) -> sa.ColumnElement[Any]:
+        """MIOpen's key of a result: what the library itself called the problem, else the config's."""
+        return sa.func.coalesce(self.column("problem_key"), Config.problem_key)
+
+    @property
+    def age(self) -> tuple[Any, ...]:
+        """What `age_of` reads; nothing where it does not matter."""
+        return (GoldenEntry.measured_at, GoldenEntry.num_cu) if self.mixed else ()
 
 
-class Winner(NamedTuple):
-    """A row of the find db with what names it; `params` and `driver` are empty unless asked for."""
-
-    config_id: int
-    config_key: str
-    kind: str
-    conv: ConvConfig | None
-    solver: str
-    algorithm: str
-    tunable: bool
-    time_ms: float
-    workspace_bytes: int
-    job_id: int
-    trial_number: int
-    kernel: str
-    workload: str
-    params: str
-    driver: str
-
-
-class Entry(NamedTuple):
-    """A winner as the exporters take it: sorted by the first three; `key` groups what answers the same question."""
-
-    key: str
-    time_ms: float
-    solver: str
-    name: str  #: what else the format needs of the config (its find-db key or its direction)
-    config_key: str
-    algorithm: str
-    workspace_bytes: int
-    job_id: int
-    trial_number: int
-    kernel: str
-    workload: str
-    params: str
-    driver: str
-
-
-def session_info(connection: sa.Connection, session_id: int) -> SessionInfo:
-    """The session; raises NotFound."""
-    query = sa.select(
-        Session.id,
-        Session.reason,
-        Environment.key,
-        Environment.library,
-        Environment.arch,
-        Environment.num_cu,
-        Environment.target,
-    ).join(Environment, Environment.id == Session.environment_id)
-    row = connection.execute(query.where(Session.id == session_id)).one_or_none()
+def session_source(connection: sa.Connection, session_id: int) -> Source:
+    """A session's results; raises NotFound."""
+    query = (
+        sa.select(Environment.library, Environment.arch, Environment.num_cu, Environment.target, Environment.key)
+        .join(Session, Session.environment_id == Environment.id)
+        .where(Session.id == session_id)
+    )
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFound(f"There is no session {session_id}.")
-    return SessionInfo(*row)
+    return Source(
+        f"Session {session_id}",
+        row.library,
+        row.arch,
+        row.num_cu,
+        row.target,
+        row.key,
+        FindDb,
+        (FindDb.session_id == session_id,),
+    )
+
+
+def golden_source(connection: sa.Connection, library: str, version: int, arch: str, num_cu: int | None) -> Source:
+    """A golden version's results for an architecture, for one CU count or for all; raises NotFound or BadInput."""
+    if not arch:
+        raise BadInput("The export of a golden version needs an architecture.", hint="give it with -a, such as gfx90a")
+    if num_cu is not None and num_cu < 1:
+        raise BadInput(f"A device has at least one compute unit, not {num_cu}.")
+    query = sa.select(Golden.id).where(Golden.library == library, Golden.version == version)
+    golden_id = connection.execute(query).scalar_one_or_none()
+    if golden_id is None:
+        query = sa.select(Golden.version).where(Golden.library == library).order_by(Golden.version)
+        there = ", ".join(map(str, connection.execute(query).scalars())) or "none yet"
+        raise NotFound(f"There is no golden version {version} of {library}.", hint=f"versions: {there}")
+    where = [GoldenEntry.golden_id == golden_id, GoldenEntry.arch == arch]
+    if num_cu is not None:
+        where.append(GoldenEntry.num_cu == num_cu)
+    title = f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
+    return Source(title, library, arch, num_cu or 0, "", "", GoldenEntry, tuple(where), num_cu is None)
 
 
 def check_tag(connection: sa.Connection, tag: str) -> None:
@@ -95,96 +110,128 @@ def check_tag(connection: sa.Connection, tag: str) -> None:
         raise NotFound(f"There is no config with the tag {tag!r}.")
 
 
-def winners(
-    connection: sa.Connection, session_id: int, tag: str | None, *, params: bool = False, driver: bool = False
-) -> Iterator[Winner]:
-    """The session's find-db rows, config by config, streamed: the cost of memory does not depend on their number.
+class SolverFacts(NamedTuple):
+    """What exporters need of a solver."""
 
-    Served by the unique index (session_id, config_id, solver_id).
-    """
-    query = (
-        sa.select(
-            FindDb.config_id,
-            Config.key,
-            Config.kind,
-            Solver.name,
-            Solver.algorithm,
-            Solver.tunable,
-            FindDb.time_ms,
-            FindDb.workspace_bytes,
-            FindDb.job_id,
-            FindDb.trial_number,
-            sa.func.coalesce(FindDbKernel.kernel, ""),
-            sa.func.coalesce(FindDb.workload, ""),
-            FindDb.params if params else sa.literal(""),
-            Config.driver if driver else sa.literal(""),
-            *_CONV_COLUMNS,
-        )
-        .join(Config, Config.id == FindDb.config_id)
-        .join(Solver, Solver.id == FindDb.solver_id)
-        .outerjoin(ConvRow, ConvRow.config_id == FindDb.config_id)
-        .outerjoin(FindDbKernel, sa.and_(FindDbKernel.find_db_id == FindDb.id, FindDbKernel.number == 0))
-        .where(FindDb.session_id == session_id)
-        .order_by(FindDb.config_id)
-    )
-    if tag is not None:
-        query = query.join(ConfigTag, sa.and_(ConfigTag.config_id == FindDb.config_id, ConfigTag.tag == tag))
-    first_field = 14
-    config_id, config = None, None
-    for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
-        if row[0] != config_id:
-            config_id, config = row[0], _conv(row[first_field:])
-        before, after = tuple(row[:3]), tuple(row[3:first_field])
-        yield Winner._make((*before, config, *after))
+    name: str
+    algorithm: str
+    tunable: bool
 
 
-def _conv(fields: Iterable[Any]) -> ConvConfig | None:
-    values = dict(zip(conv.FIELDS, fields, strict=True))
-    return None if values["spatial_dim"] is None else conv.build(values)
+def solvers(connection: sa.Connection, library: str) -> dict[int, SolverFacts]:
+    """The library's solvers by id."""
+    query = sa.select(Solver.id, Solver.name, Solver.algorithm, Solver.tunable).where(Solver.library == library)
+    return {row[0]: SolverFacts(*row[1:]) for row in connection.execute(query)}
 
 
-def entries(
-    rows: Iterable[Winner],
-    name: Callable[[Winner], tuple[str, str]],
-    refuse: Callable[[Winner], str],
-    skipped: Counter[str],
+def results(
+    connection: sa.Connection, source: Source, tag: str | None, key: Any, columns: Sequence[Any], ordered: bool
 ) -> Iterator[tuple[Any, ...]]:
-    """Winners as `Entry` fields to be sorted.
+    """(key, columns) of the source's results that have a key, streamed: memory does not grow with their number.
 
-    `name` gives (key, name) of a config or raises NoKey, `refuse` the reason why a row is not wanted or "". What has no
-    key or no usable time or is refused is dropped and counted.
+    Served by the unique index that begins with (session_id, config_id) or (golden_id, arch). Where rows are `ordered`
+    by key, the database sorts them, in a file when it must, by bytes: text columns have binary collations.
     """
-    config_id, key, config_name, problem = -1, "", "", ""
-    for row in rows:
-        if row.config_id != config_id:
-            config_id, problem = row.config_id, ""
-            try:
-                key, config_name = name(row)
-            except NoKey as error:
-                problem = str(error)
-        reason = problem or ("" if time_text(row.time_ms) else "its time is not a positive number") or refuse(row)
-        if reason:
-            skipped[reason] += 1
-        else:
-            # fmt: off
-            yield (key, row.time_ms, row.solver, config_name, row.config_key, row.algorithm, row.workspace_bytes,
-                   row.job_id, row.trial_number, row.kernel, row.workload, row.params, row.driver)
-            # fmt: on
+    query = _chosen(sa.select(key, *columns), source, tag).where(key.is_not(None))
+    if ordered:
+        query = query.order_by(key)
+    rows: Any = connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
+    return iter(rows)
 
 
-def groups(rows: Iterable[tuple[Any, ...]], skipped: Counter[str]) -> Iterator[tuple[str, list[Entry]]]:
-    """Sorted entries by key, each solver once: its best time wins, the others are counted."""
-    for key, group in groupby(map(Entry._make, rows), lambda entry: entry.key):
-        best: dict[str, Entry] = {}
-        for entry in group:
-            if best.setdefault(entry.solver, entry) is not entry:
-                skipped["another config with the same key has a better time"] += 1
-        yield key, list(best.values())
+def _chosen(query: sa.Select[Any], source: Source, tag: str | None) -> sa.Select[Any]:
+    query = query.select_from(source.rows).join(Config, Config.id == source.column("config_id")).where(*source.where)
+    if tag is not None:
+        query = query.join(ConfigTag, sa.and_(ConfigTag.config_id == Config.id, ConfigTag.tag == tag))
+    return query
 
 
-def blob(connection: sa.Connection, digest: str) -> bytes | None:
-    """The stored bytes with this SHA-256, None if there are none."""
-    return connection.execute(sa.select(Kernel.blob).where(Kernel.digest == digest)).scalar_one_or_none()
+def count_keyless(connection: sa.Connection, source: Source, tag: str | None) -> dict[str, int]:
+    """How many results have no key, by why."""
+    query = sa.select(Config.kind, sa.func.count()).where(source.key.is_(None)).group_by(Config.kind)
+    rows = connection.execute(_chosen(query, source, tag))
+    return {f"MIOpen has no key for a {kind} config": count for kind, count in rows}
+
+
+def by_key(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, Iterator[tuple[Any, ...]]]]:
+    """Sorted rows in groups that share their first column."""
+    return groupby(rows, key=itemgetter(0))
+
+
+def is_time(time_ms: float | None) -> bool:
+    """Whether this can stand in a database as a time."""
+    return time_ms is not None and time_text(time_ms) is not None
+
+
+def age_of(age: Sequence[Any]) -> tuple[float, int]:
+    """Smaller for what was measured later, then for fewer CUs; `age` has the columns of `Source.age`."""
+    if not age:
+        return 0.0, 0
+    measured_at: datetime | None = age[0]
+    return float("inf") if measured_at is None else -measured_at.timestamp(), age[1]
+
+
+def one_each(entries: list[tuple[Any, ...]], mixed: bool, skipped: Counter[str]) -> list[tuple[Any, ...]]:
+    """The entries (time, solver, ..., age) of one key, fastest first, each solver once; the others are counted."""
+    entries.sort()
+    if len({entry[1] for entry in entries}) == len(entries):
+        return entries
+    best: dict[str, tuple[Any, ...]] = {}
+    for entry in sorted(entries, key=itemgetter(-1)) if mixed else entries:
+        best.setdefault(entry[1], entry)
+    reason = "a later result" if mixed else "another config with the same key has a better time"
+    skipped[reason] += len(entries) - len(best)
+    return sorted(best.values())
+
+
+class KernelOf(NamedTuple):
+    """A code object of a result; `digest` is None for a result without any."""
+
+    result_id: int
+    solver: str
+    config_key: str
+    driver: str
+    environment_key: str
+    digest: str | None
+    name: str
+    args: str
+
+
+def kernels(connection: sa.Connection, source: Source, result_ids: Iterable[int]) -> Iterator[KernelOf]:
+    """The code objects of these results, in the order of the ids, a few hundred results at a time."""
+    batch: list[int] = []
+    for result_id in result_ids:
+        batch.append(result_id)
+        if len(batch) == _BATCH:
+            yield from _kernels(connection, source, batch)
+            batch = []
+    yield from _kernels(connection, source, batch)
+
+
+def _kernels(connection: sa.Connection, source: Source, ids: Sequence[int]) -> list[KernelOf]:
+    row: Any = source.rows
+    kernel: Any = FindDbKernel if source.rows is FindDb else GoldenKernel
+    owner = FindDbKernel.find_db_id if source.rows is FindDb else GoldenKernel.golden_entry_id
+    environment: Any = sa.literal(source.environment_key) if source.environment_key else Environment.key
+    query = (
+        sa.select(row.id, Solver.name, Config.key, Config.driver, environment, kernel.kernel, kernel.name, kernel.args)
+        .join(Config, Config.id == row.config_id)
+        .join(Solver, Solver.id == row.solver_id)
+        .outerjoin(kernel, owner == row.id)
+        .where(row.id.in_(ids))
+        .order_by(row.id, kernel.number)
+    )
+    if not source.environment_key:
+        query = query.join(Environment, Environment.id == row.environment_id)
+    found: dict[int, list[KernelOf]] = {result_id: [] for result_id in ids}
+    for values in connection.execute(query):
+        found[values[0]].append(KernelOf(*values))
+    return [kernel for result_id in ids for kernel in found[result_id]]
+
+
+def blob(connection: sa.Connection, digest: str) -> bytes:
+    """The stored bytes with this SHA-256."""
+    return connection.execute(sa.select(Kernel.blob).where(Kernel.digest == digest)).scalar_one()
 
 
 def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
@@ -196,3 +243,8 @@ def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limi
         .limit(limit)
     )
     return [(number, time_ms or 0.0, params or "") for number, time_ms, params in connection.execute(query)]
+
+
+def total(skipped: Mapping[str, int]) -> str:
+    """What was left out, as a sentence's end."""
+    return "; ".join(f"{count} left out: {reason}" for reason, count in sorted(skipped.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,7 +46,7 @@ def export_db(
         raise BadInput("Say which database: -p, -f, -k or --tvm_db.")
     if (session_id is None) == (golden_v is None):
         raise BadInput("Say whose results: either --session_id or --golden_v.")
-    wishes = {"filename": filename, "config_tag": config_tag, "top": top}
+    wishes: dict[str, Any] = {"filename": filename, "config_tag": config_tag, "top": top}
     wishes |= {"opencl": opencl, "text": text, "packed": packed}
     if session_id is not None:
         actions.check_device(session_id, arch, num_cu)

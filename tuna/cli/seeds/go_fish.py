@@ -83,7 +83,7 @@ def go_fish() -> None:
 @click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
 @common.debug
 @click.pass_context
-def library_command(ctx: click.Context, **given: Any) -> int | None:
+def library_command(ctx: click.Context, /, **given: Any) -> int | None:
     """Prepare and run tuning sessions."""
     wanted = [name for name in _ACTIONS if given[name]]
     if ctx.invoked_subcommand:

@@ -55,9 +55,13 @@ def import_configs(
         raise BadInput("Say which layers: either -f FILE or -d 'MIOpenDriver ...'.")
     network = None
     if any((model, md_version, framework, fw_version)):
-        names = (model, md_version, framework, fw_version)
-        flags = ("--model", "--md_version", "--framework", "--fw_version")
-        network = transfer.Network(*(common.required(n, f) for n, f in zip(names, flags, strict=True)), gpu_count)
+        network = transfer.Network(
+            common.required(model, "--model"),
+            common.required(md_version, "--md_version"),
+            common.required(framework, "--framework"),
+            common.required(fw_version, "--fw_version"),
+            gpu_count,
+        )
     if tag is None and mark_recurrent:
         tag = "no_tag"
     transfer.import_configs(

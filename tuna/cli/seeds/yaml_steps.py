@@ -43,7 +43,8 @@ def command_lines(document: Mapping[str, Any], library: str) -> list[list[str]]:
     """The command line of go_fish.py for each enabled step; raises BadInput for what is no step or no option."""
     everywhere = {name: value for name, value in document.items() if not isinstance(value, dict | list)}
     library = str(everywhere.pop("library", library))
-    lines, used = [], set()
+    lines: list[list[str]] = []
+    used: set[str] = set()
     for name, blocks in document.items():
         for block in _blocks(name, blocks):
             if not block.pop("enabled", False):

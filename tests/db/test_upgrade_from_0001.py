@@ -1,0 +1,50 @@
+"""A database of the first schema, with results in it, becomes one of today's and keeps them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from tuna.configs import parse_line
+from tuna.db import models, schema
+
+DRIVER = parse_line("MIOpenDriver conv -n 2 -c 4 -H 8 -W 8 -k 4 -y 3 -x 3 -F 2")[0].driver()
+
+
+def _to(engine: sa.Engine, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations_dir()))
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def test_results_survive(empty_engine: sa.Engine) -> None:
+    _to(empty_engine, "0001")
+    day = "2026-01-02 03:04:05.000000"
+    rows = [
+        "environment VALUES (1, 'k', 'tvm', '1', 'x86', 1, 't', 'd', '{}', '{}')",
+        f"session VALUES (1, 1, 'old', '{day}')",
+        f"config VALUES (1, 'key', 'convolution', '{DRIVER}', 'label', '{day}')",
+        "config_tag VALUES ('t', 1)",
+        "solver VALUES (1, 'tvm', 'S', 'convolution', 'Direct', 1, 0, 1)",
+        "job VALUES (1, 1, 1, 1, 'compile,eval', 'eval', 'evaluated', 'r', '{}', 2, 0, 0, NULL, NULL, NULL, NULL, "
+        f"'{day}')",
+        "kernel VALUES ('digest', 'code', 4)",
+        f"find_db VALUES (1, 1, 1, 1, 1, 0.25, 7, 'params', 3, 'digest', NULL, '{day}')",
+    ]
+    with empty_engine.begin() as connection:
+        for row in rows:
+            connection.exec_driver_sql(f"INSERT INTO {row}")
+    schema.upgrade(empty_engine)
+    with empty_engine.connect() as connection:
+        (found,) = connection.execute(sa.select(models.FindDb)).all()
+        assert (found.time_ms, found.workspace_bytes, found.params, found.trial_number) == (0.25, 7, "params", 3)
+        assert (found.algorithm, found.problem_key, found.source) == ("", None, None)
+        (kernel,) = connection.execute(sa.select(models.FindDbKernel)).all()
+        assert (kernel.find_db_id, kernel.kernel, kernel.name) == (1, "digest", "")
+        assert connection.execute(sa.select(models.Config.problem_key)).scalar_one() == (
+            "4-6-6-3x3-4-8-8-2-0x0-1x1-1x1-0-NCHW-FP32-B"
+        )
+        assert connection.execute(sa.select(models.ConfigTag.recurrent)).scalar_one() == 0

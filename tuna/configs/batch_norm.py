@@ -1,0 +1,176 @@
+"""A batch normalisation in one direction: what it computes on, checked once, with its canonical text and its key."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from reprlib import repr as shown
+from typing import Any, ClassVar
+
+from tuna.configs.conv import FORW, LAYOUTS
+from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
+from tuna.errors import BadInput
+
+COMMANDS: dict[DataType, str] = {
+    DataType.FP32: "bnorm",
+    DataType.FP16: "bnormfp16",
+    DataType.BF16: "bnormbfp16",
+}
+#: Every field, in the order of `to_json` and of the canonical text.
+FIELDS = (
+    *("spatial_dim", "batchsize", "in_channels", "in_d", "in_h", "in_w"),
+    *("mode", "run", "save", "alpha", "beta", "direction", "layout", "data_type"),
+)
+_SIZES = ("batchsize", "in_channels", "in_d", "in_h", "in_w")
+_SWITCHES = ("mode", "run", "save")
+_FACTORS = ("alpha", "beta")
+_CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in FIELDS)
+
+
+@dataclass(frozen=True)
+class BatchNormConfig:
+    """One batch normalisation in one direction, with MIOpen's names.
+
+    The direction is a word of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
+    forward *inference* (`--forw 2`), BACKWARD_WEIGHTS is the whole backward pass (`--back 1`). A two-dimensional one has
+    in_d 1; a three-dimensional one may have it too and then is told apart by its layout.
+    """
+
+    kind: ClassVar[str] = "batch_norm"
+
+    batchsize: int
+    in_channels: int
+    in_h: int
+    in_w: int
+    in_d: int = 1
+    spatial_dim: int = 2
+    mode: int = 0  #: 0 per activation (statistics over the batch only), 1 spatial (one mean for a channel)
+    run: int = 0  #: 1: training keeps a running mean and variance, inference uses one
+    save: int = 0  #: 1: training keeps mean and inverse variance, backward uses them
+    alpha: float = 1.0
+    beta: float = 0.0
+    direction: Direction = Direction.FORWARD
+    layout: str = "NCHW"
+    data_type: DataType = DataType.FP32
+
+    def __post_init__(self) -> None:
+        if type(self.direction) is not Direction:
+            object.__setattr__(self, "direction", member(DIRECTIONS, "direction", self.direction))
+        if type(self.data_type) is not DataType:
+            object.__setattr__(self, "data_type", member(DATA_TYPES, "data_type", self.data_type))
+        if self.data_type not in COMMANDS:
+            raise BadInput(f"batch normalisation has no data_type {self.data_type}: use {', '.join(COMMANDS)}")
+        for name in _FACTORS:
+            object.__setattr__(self, name, _finite(name, getattr(self, name)))
+        self._check_shape()
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if type(value) is not int or value not in (0, 1):
+                raise BadInput(f"{name} must be 0 or 1, got {shown(value)}")
+
+    def _check_shape(self) -> None:
+        check_sizes(_SIZES, (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w), 1)
+        if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:
+            raise BadInput(f"spatial_dim must be 2 or 3, got {shown(self.spatial_dim)}")
+        layouts = LAYOUTS[self.spatial_dim]
+        if self.layout not in layouts:
+            raise BadInput(
+                f"layout {shown(self.layout)} does not fit spatial_dim {self.spatial_dim}: use {' or '.join(layouts)}"
+            )
+        if self.spatial_dim == 2 and self.in_d != 1:
+            raise BadInput(f"a two-dimensional batch normalisation has in_d 1, got {self.in_d}")
+        if self.flops > MAX_COUNT:
+            raise BadInput("the layer is too large: its elements or FLOPs do not fit in 63 bits")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations on elements of x; what is done once for a channel or an activation is not counted.
+
+        For each element 4 to normalise, scale and shift (backward: 10 for dscale, dbias and dx), and 4 more for mean and
+        variance where they are computed: in training, in inference without `run`, and backward without `save`.
+        """
+        known = {Direction.FORWARD: 0, Direction.BACKWARD_DATA: self.run, Direction.BACKWARD_WEIGHTS: self.save}
+        each = 10 if self.direction is Direction.BACKWARD_WEIGHTS else 4
+        if not known[self.direction]:
+            each += 4
+        return each * self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and `kind`; `from_json` reads it."""
+        fields: dict[str, Any] = {"kind": self.kind}
+        for name in FIELDS:
+            fields[name] = getattr(self, name)
+        fields["direction"] = self.direction.value
+        fields["data_type"] = self.data_type.value
+        return fields
+
+    @cached_property
+    def _canonical(self) -> str:
+        return _CANONICAL_TEXT % vars(self)
+
+    def canonical(self) -> str:
+        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
+        return self._canonical
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of `canonical()`, 64 hex digits."""
+        return hashlib.sha256(self._canonical.encode()).hexdigest()
+
+    def driver(self) -> str:
+        """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order.
+
+        In two dimensions in_d is written as 0: MIOpenDriver takes any other depth for a third dimension.
+        """
+        bits = FORW[self.direction]
+        in_d = self.in_d if self.spatial_dim == 3 else 0
+        # fmt: off
+        return (f"./bin/MIOpenDriver {COMMANDS[self.data_type]} --batchsize {self.batchsize} --alpha {self.alpha} "
+                f"--beta {self.beta} --forw {bits & 3} --back {bits >> 2} --mode {self.mode} --run {self.run} "
+                f"--in_d {in_d} --in_h {self.in_h} --in_w {self.in_w} --in_channels {self.in_channels} "
+                f"--save {self.save} --layout {self.layout}")
+        # fmt: on
+
+    @property
+    def label(self) -> str:
+        """A short text for people, such as `bnorm 32x64x56x56 spatial save run NCHW fp32 F`."""
+        sizes = (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w)
+        if self.spatial_dim == 2:
+            sizes = (*sizes[:2], *sizes[3:])
+        words = ["bnorm", "x".join(map(str, sizes)), "spatial" if self.mode else "activation"]
+        words += [name for name in ("save", "run") if getattr(self, name)]
+        if self.alpha != 1:
+            words.append(f"a{self.alpha:g}")
+        if self.beta:
+            words.append(f"b{self.beta:g}")
+        return " ".join([*words, self.layout, self.data_type.value.lower(), self.direction.value])
+
+
+def _finite(name: str, value: object) -> float:
+    """`value` as a float that has one text only (no negative zero)."""
+    if type(value) not in (int, float):
+        raise BadInput(f"{name} must be a number, got {shown(value)}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        number = float("inf")
+    if not isfinite(number):
+        raise BadInput(f"{name} must be finite, got {shown(value)}")
+    return number + 0.0
+
+
+def normalise(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what follows from other fields: the dimensions from depth and layout, the layout from the dimensions.
+
+    An in_d of 0 means no depth, as it does for MIOpenDriver.
+    """
+    depth = values.get("in_d", 0)
+    if type(depth) is int and depth == 0:
+        depth = values["in_d"] = 1
+    deep = (type(depth) is int and depth > 1) or values.get("layout") in LAYOUTS[3]
+    dims = values.setdefault("spatial_dim", 3 if deep else 2)
+    if type(dims) is int and dims in LAYOUTS:
+        values.setdefault("layout", LAYOUTS[dims][0])
+    return values

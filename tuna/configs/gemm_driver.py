@@ -1,0 +1,45 @@
+"""The flags of MIOpenDriver's matrix products; names and defaults are those of gemm_driver.hpp."""
+
+from __future__ import annotations
+
+from tuna.configs.flags import Flags, both_forms, check_fixed, fixed_forms, whole_number
+from tuna.configs.gemm import GemmConfig
+from tuna.configs.values import DataType
+from tuna.errors import BadInput
+
+_NUMBERS = {
+    "b": "batch_count",
+    "m": "a_h",
+    "k": "a_w",
+    "n": "b_w",
+    "u": "transA",
+    "v": "transB",
+    "C": "isColMajor",
+}
+_IGNORED = {"F": "forw", "i": "iter", "V": "verify", "t": "time", "A": "alpha"}
+_FIXED = {"B": ("beta", "0")}
+_DEFAULTS = {"batch_count": 1, "a_h": 256, "a_w": 256, "b_w": 256, "transA": 0, "transB": 0, "isColMajor": 0}
+
+
+_NUMBER = both_forms(_NUMBERS) | {"--batchsize": "batch_count"}
+_FIX = fixed_forms(_FIXED)
+_FLAGS = Flags([*_NUMBER, *_FIX], ignored=frozenset(both_forms(_IGNORED)))
+
+
+def read(words: list[str], data_type: DataType) -> GemmConfig:
+    """The product that a gemm command names; raises BadInput."""
+    values = dict(_DEFAULTS)
+    for flag, value in _FLAGS.pairs(words):
+        name = _NUMBER.get(flag)
+        if name is not None:
+            values[name] = whole_number(flag, value)
+        elif not _FLAGS.ignores(flag):
+            check_fixed(_FIX, flag, value)
+    for name in ("transA", "transB", "isColMajor"):
+        if values[name] not in (0, 1):
+            raise BadInput(f"--{name} must be 0 or 1, got {values[name]}")
+    m, n, trans_a, trans_b = values["a_h"], values["b_w"], bool(values["transA"]), bool(values["transB"])
+    if values["isColMajor"]:
+        # A column-major product is the row-major product of the transposed matrices in the other order.
+        m, n, trans_a, trans_b = n, m, trans_b, trans_a
+    return GemmConfig(m, n, values["a_w"], values["batch_count"], trans_a, trans_b, data_type)

@@ -1,0 +1,285 @@
+"""Builds a golden version from a base version and a session, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
+
+from tuna.db import sessions
+from tuna.db.engine import retrying, writing
+from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
+from tuna.db.types import utc_now
+from tuna.errors import BadInput
+from tuna.golden import results
+from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
+from tuna.golden.results import Wanted
+from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
+
+_KEY = ("arch", "num_cu", "config_id", "solver_id")
+_COPIED = [name for name in GoldenEntry.__table__.c.keys() if name not in ("id", "golden_id")]
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a version was built of."""
+
+    library: str
+    version: int
+    base_version: int | None
+    session_id: int | None
+    new: bool  #: False: a draft was overwritten
+    entries: int  #: that the version has now
+    from_base: int
+    from_session: int
+    replaced: int  #: results of the base or of the draft that gave way to newer ones
+    imported: int  #: among `entries`, those that come from a file
+    kernels: int  #: code objects of `entries`
+
+    def __str__(self) -> str:
+        parts = [f"{self.from_session} from session {self.session_id}"] if self.session_id is not None else []
+        parts += [f"{self.from_base} from version {self.base_version}"] if self.from_base else []
+        made = "built" if self.new else "overwritten"
+        return (
+            f"golden version {self.version} of {self.library} {made}: {self.entries} entries with {self.kernels} kernels"
+            f" ({', '.join(parts)}, {self.replaced} replaced, {self.imported} imported)"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    library: str
+    version: int
+    base: Version | None
+    draft: Version | None  #: what is overwritten
+    wanted: Wanted | None
+
+
+def build(
+    engine: sa.Engine,
+    *,
+    version: int,
+    session_id: int | None,
+    base_version: int | None,
+    overwrite: bool,
+    allow_imported: bool = False,
+    kind: str | None = None,
+    library: str | None = None,
+) -> BuildReport:
+    """Build version `version` of the session's library (or the base's): a new one, or with `overwrite` into a draft.
+
+    All of the base goes in, then the session's results (only configs of `kind`, if given), which replace what is there
+    for the same architecture, number of compute units, config and solver, be they faster or slower. A draft keeps
+    what neither of them replaces. Raises NotFound, GoldenExists, GoldenFrozen, NotReleasable, SessionChanged, BadInput;
+    then nothing was written.
+    """
+    if not 0 <= version <= MAX_VERSION:
+        raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
+    if session_id is None and base_version is None:
+        raise BadInput("A golden version needs a session, a base version, or both.")
+    wanted = None if session_id is None else Wanted(session_id, kind, allow_imported)
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
+            if wanted is not None:
+                results.check(connection, wanted)
+            report = _carry_out(connection, plan)
+    return report
+
+
+def _plan(
+    connection: sa.Connection,
+    version: int,
+    base_version: int | None,
+    wanted: Wanted | None,
+    library: str | None,
+    *,
+    overwrite: bool,
+) -> _Plan:
+    library = _library(connection, wanted, base_version, library)
+    there = {one.version: one for one in of_library(connection, library, lock=True)}
+    base = None
+    if base_version is not None:
+        if base_version not in there:
+            raise _no_base(connection, base_version, library, list(there.values()))
+        if base_version >= version:
+            relation = "itself" if base_version == version else f"the newer version {base_version}"
+            raise BadInput(f"Golden version {version} cannot be built on {relation}.")
+        base = there[base_version]
+    draft = there.get(version)
+    if draft is not None and draft.state is not GoldenState.DRAFT:
+        raise GoldenFrozen(f"The {draft} is {draft.state.value} and never changes.")
+    if draft is not None and not overwrite:
+        raise GoldenExists(f"The {draft} exists already.")
+    older = [number for number in there if number < version]
+    if draft is None and base is None and older:
+        raise BadInput(
+            f"Golden version {version} of {library} needs a base, for there are older versions.",
+            hint=f"most likely --base_golden_v {max(older)}",
+        )
+    return _Plan(library, version, base, draft, wanted)
+
+
+def _library(connection: sa.Connection, wanted: Wanted | None, base_version: int | None, library: str | None) -> str:
+    if wanted is None:
+        assert base_version is not None
+        return find(connection, base_version, library).library
+    session = sessions.get(connection, wanted.session_id)
+    if library not in (None, session.environment.library):
+        raise BadInput(f"Session {session.id} belongs to {session.environment.library}, not to {library}.")
+    return session.environment.library
+
+
+def _no_base(connection: sa.Connection, version: int, library: str, there: list[Version]) -> BadInput:
+    others = connection.execute(
+        sa.select(Golden.library).where(Golden.version == version).order_by(Golden.library)
+    ).scalars()
+    other = ", ".join(others)
+    if other:
+        return BadInput(f"Golden version {version} is one of {other}: libraries do not mix, and this one is {library}.")
+    return missing(version, library, there)
+
+
+def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
+    golden_id = _version_row(connection, plan)
+    result = results.select(plan.wanted) if plan.wanted else None
+    replaced = 0
+    if plan.draft is not None:
+        replaced += _clear(connection, golden_id, result) if result is not None else 0
+        replaced += _clear(connection, golden_id, _entries(plan.base.id)) if plan.base else 0
+    from_session = _add_session(connection, golden_id, result) if result is not None else 0
+    from_base = _add_base(connection, golden_id, plan.base.id) if plan.base else 0
+    if plan.base:
+        replaced += _count(connection, GoldenEntry.golden_id == plan.base.id) - from_base
+    return BuildReport(
+        library=plan.library,
+        version=plan.version,
+        base_version=plan.base.version if plan.base else None,
+        session_id=plan.wanted.session_id if plan.wanted else None,
+        new=plan.draft is None,
+        entries=_count(connection, GoldenEntry.golden_id == golden_id),
+        from_base=from_base,
+        from_session=from_session,
+        replaced=replaced,
+        imported=_count(connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)),
+        kernels=_kernels(connection, golden_id),
+    )
+
+
+def _version_row(connection: sa.Connection, plan: _Plan) -> int:
+    base_version = plan.base.version if plan.base else None
+    if plan.draft is not None:
+        if base_version is not None:
+            connection.execute(
+                sa.update(Golden).where(Golden.id == plan.draft.id).values(base_version=base_version)
+            )
+        return plan.draft.id
+    row = {"library": plan.library, "version": plan.version, "state": GoldenState.DRAFT.value}
+    row |= {"base_version": base_version, "created_at": utc_now(), "promoted_at": None}
+    try:
+        key = connection.execute(sa.insert(Golden).values(**row)).inserted_primary_key
+    except IntegrityError as error:  # somebody else built it since we looked
+        raise GoldenExists(
+            f"The golden version {plan.version} of {plan.library} has just been built by somebody else."
+        ) from error
+    assert key is not None
+    return int(key[0])
+
+
+def _clear(connection: sa.Connection, golden_id: int, newer: sa.Subquery) -> int:
+    """Delete the version's entries that `newer` has too, with their kernels; returns how many."""
+    entry = aliased(GoldenEntry)
+    same = sa.select(entry.id).join(newer, _same(entry, newer.c)).where(entry.golden_id == golden_id).distinct()
+    # MySQL does not delete from a table that it reads, unless through a table of its own.
+    gone = sa.select(same.subquery("gone").c.id)
+    connection.execute(sa.delete(GoldenKernel).where(GoldenKernel.golden_entry_id.in_(gone)))
+    return connection.execute(sa.delete(GoldenEntry).where(GoldenEntry.id.in_(gone))).rowcount
+
+
+def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery) -> int:
+    """Add the session's results with their kernels; raises SessionChanged when both are not of one moment."""
+    before = _last_id(connection)
+    rows = _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.find_db_id)
+    try:
+        count = _insert_entries(connection, rows)
+    except IntegrityError as error:  # a result that was not there when the draft's were cleared
+        raise SessionChanged from error
+    same = sa.and_(
+        FindDb.session_id == GoldenEntry.session_id,
+        FindDb.config_id == GoldenEntry.config_id,
+        FindDb.solver_id == GoldenEntry.solver_id,
+    )
+    added = sa.and_(GoldenEntry.golden_id == golden_id, GoldenEntry.id > before)
+    connection.execute(
+        sa.insert(GoldenKernel).from_select(
+            ["golden_entry_id", "number", "kernel", "name", "args"],
+            sa.select(GoldenEntry.id, FindDbKernel.number, FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
+            .join(FindDb, same)
+            .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id)
+            .where(added),
+        )
+    )
+    # On MySQL each statement sees what was committed before it, so a drain may have come in between.
+    differs = [FindDb.__table__.c[name] != GoldenEntry.__table__.c[name] for name in ("time_ms", "params", "workload")]
+    changed = connection.execute(
+        sa.select(sa.func.count())
+        .select_from(GoldenEntry)
+        .outerjoin(FindDb, same)
+        .where(added, sa.or_(FindDb.id.is_(None), *differs))
+    ).scalar_one()
+    if changed:
+        raise SessionChanged
+    return count
+
+
+def _add_base(connection: sa.Connection, golden_id: int, base_id: int) -> int:
+    """Add the base's entries for which the version has none, with their kernels."""
+    before = _last_id(connection)
+    base, entry = _entries(base_id), aliased(GoldenEntry)
+    there = sa.exists().where(entry.golden_id == golden_id, _same(entry, base.c))
+    count = _insert_entries(connection, _as_entries(golden_id, base).where(sa.not_(there)).order_by(base.c.id))
+    connection.execute(
+        sa.insert(GoldenKernel).from_select(
+            ["golden_entry_id", "number", "kernel", "name", "args"],
+            sa.select(entry.id, GoldenKernel.number, GoldenKernel.kernel, GoldenKernel.name, GoldenKernel.args)
+            .join(base, _same(entry, base.c))
+            .join(GoldenKernel, GoldenKernel.golden_entry_id == base.c.id)
+            .where(entry.golden_id == golden_id, entry.id > before),
+        )
+    )
+    return count
+
+
+def _entries(golden_id: int) -> sa.Subquery:
+    return sa.select(GoldenEntry.__table__).where(GoldenEntry.golden_id == golden_id).subquery("base")
+
+
+def _same(entry: Any, other: Any) -> sa.ColumnElement[bool]:
+    return sa.and_(*(getattr(entry, name) == other[name] for name in _KEY))
+
+
+def _as_entries(golden_id: int, rows: sa.Subquery) -> sa.Select[Any]:
+    return sa.select(sa.literal(golden_id).label("golden_id"), *(rows.c[name] for name in _COPIED))
+
+
+def _insert_entries(connection: sa.Connection, rows: sa.Select[Any]) -> int:
+    names: Sequence[str] = ["golden_id", *_COPIED]
+    return connection.execute(sa.insert(GoldenEntry).from_select(names, rows)).rowcount
+
+
+def _last_id(connection: sa.Connection) -> int:
+    """Entries that this transaction adds from now on have a larger id."""
+    return connection.execute(sa.select(sa.func.coalesce(sa.func.max(GoldenEntry.id), 0))).scalar_one()
+
+
+def _count(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> int:
+    return connection.execute(sa.select(sa.func.count()).select_from(GoldenEntry).where(*conditions)).scalar_one()
+
+
+def _kernels(connection: sa.Connection, golden_id: int) -> int:
+    query = sa.select(sa.func.count()).select_from(GoldenKernel).join(GoldenEntry)
+    return connection.execute(query.where(GoldenEntry.golden_id == golden_id)).scalar_one()

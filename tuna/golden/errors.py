@@ -1,0 +1,33 @@
+"""What can be wrong with a golden version."""
+
+from __future__ import annotations
+
+from tuna.errors import BadInput, TunaError
+
+
+class GoldenExists(BadInput):
+    """This golden version exists already."""
+
+    hint = "add --overwrite to change a draft, or take another number"
+
+
+class GoldenFrozen(BadInput):
+    """A golden version that was promoted never changes."""
+
+    hint = "build a new version on it"
+
+
+class NotReleasable(BadInput):
+    """Results of the session cannot become golden: they were not measured, or nobody knows where they come from."""
+
+
+class SessionChanged(TunaError):
+    """The session's results changed while the golden version was built; nothing was written."""
+
+    hint = "wait until the session's jobs are done, then build again"
+
+
+class GateViolated(TunaError):
+    """The golden version does not fulfil what its promotion asks for."""
+
+    hint = "look at: tuna golden report VERSION"

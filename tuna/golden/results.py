@@ -1,0 +1,159 @@
+"""What a session offers for a golden version: its results with where they come from, or why one cannot be released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import aliased
+
+from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
+from tuna.errors import BadInput
+from tuna.golden.errors import NotReleasable
+
+#: `pipeline.states.State.EVALUATED`; a test compares.
+EVALUATED = "evaluated"
+#: Larger than any time, smaller than infinity, which SQLite can hold.
+_LONGEST_MS = 1e300
+#: What is wrong with a result: what to say of so many, and what to do. The first that fits counts.
+_FAULTS = {
+    "environment": (
+        "come from an environment without library version or toolchain",
+        "tune in a session whose environment is complete",
+    ),
+    "time": ("have no positive time, so nobody measured them", "measure these layers: load jobs for them, then run"),
+    "origin": ("have neither a job nor a file they were imported from", "measure these layers in a session"),
+    "imported": ("were imported, not measured", "to release them all the same, add --allow_imported"),
+    "job": ("belong to jobs that are not evaluated", "work through the session first: tuna run"),
+    "trial": ("rest on a candidate that failed when it was last measured", "measure these layers again"),
+    "attempt": ("have no record of the attempt that measured them", "measure these layers again"),
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which results of a session."""
+
+    session_id: int
+    kind: str | None = None  #: only configs of this kind
+    allow_imported: bool = False
+
+
+def select(wanted: Wanted) -> sa.Subquery:
+    """The results under the names of golden_entry's columns, with `find_db_id` and `fault`, NULL for what may be released.
+
+    Served by find_db's unique index and, for each row, by those of step_result (job, step, attempt) and trial.
+    """
+    attempt = aliased(StepResult)
+    # A claim raises the attempt, so the largest is the latest. Of an evaluated job `step` is its last, on the device.
+    latest = (
+        sa.select(sa.func.max(attempt.attempt))
+        .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
+        .correlate(Job)
+        .scalar_subquery()
+    )
+    measured = sa.and_(StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest)
+    best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
+    # An imported row vouches for nothing but its file, even if a job has been there before.
+    imported = sa.func.coalesce(FindDb.source, "") != ""
+    query = (
+        sa.select(
+            FindDb.id.label("find_db_id"),
+            Environment.arch,
+            Environment.num_cu,
+            FindDb.config_id,
+            FindDb.solver_id,
+            FindDb.session_id,
+            Session.environment_id,
+            FindDb.time_ms,
+            FindDb.workspace_bytes,
+            FindDb.params,
+            FindDb.algorithm,
+            FindDb.problem_key,
+            FindDb.workload,
+            _unless(imported, StepResult.worker, ""),
+            _unless(imported, StepResult.device, ""),
+            FindDb.source,
+            _unless(imported, StepResult.ended_at, None).label("measured_at"),
+            _fault(imported, wanted.allow_imported).label("fault"),
+        )
+        .join(Session, Session.id == FindDb.session_id)
+        .join(Environment, Environment.id == Session.environment_id)
+        .outerjoin(Job, Job.id == FindDb.job_id)
+        .outerjoin(StepResult, measured)
+        .outerjoin(Trial, best)
+        .where(FindDb.session_id == wanted.session_id)
+    )
+    if wanted.kind is not None:
+        query = query.join(Config, Config.id == FindDb.config_id).where(Config.kind == wanted.kind)
+    return query.subquery("result")
+
+
+def _unless(imported: sa.ColumnElement[bool], column: Any, otherwise: Any) -> sa.Label[Any]:
+    value = sa.case((imported, sa.literal(otherwise, column.type)), else_=column)
+    return value.label(column.key)
+
+
+def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[Any]:
+    known = sa.and_(Environment.library_version != "", Environment.toolchain != "")
+    possible = sa.and_(FindDb.time_ms > 0, FindDb.time_ms < _LONGEST_MS)
+    return sa.case(
+        (sa.not_(known), "environment"),
+        (sa.or_(FindDb.time_ms.is_(None), sa.not_(possible)), "time"),
+        (sa.and_(FindDb.job_id.is_(None), sa.not_(imported)), "origin"),
+        (imported, None if allow_imported else "imported"),
+        (Job.state != EVALUATED, "job"),
+        (Trial.cause.is_not(None), "trial"),
+        (StepResult.id.is_(None), "attempt"),
+        else_=None,
+    )
+
+
+def check(connection: sa.Connection, wanted: Wanted) -> None:
+    """Raise unless there are results and all of them may be released."""
+    result = select(wanted)
+    found = connection.execute(
+        sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(result.c.fault)
+    ).all()
+    total = sum(count for _, count, _ in found)
+    of_kind = f" for {wanted.kind}" if wanted.kind else ""
+    if not total:
+        raise BadInput(f"Session {wanted.session_id} has no results{of_kind}.", hint="see: tuna status")
+    _check_duplicates(connection, result)
+    faults = {fault: (count, first) for fault, count, first in found if fault is not None}
+    if faults:
+        ordered = [(_FAULTS[fault], *faults[fault]) for fault in _FAULTS if fault in faults]
+        what = "; ".join(f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered)
+        raise NotReleasable(
+            f"Of the {total} results of session {wanted.session_id}{of_kind} some cannot become golden: {what}.",
+            hint="; ".join(todo for (_, todo), _, _ in ordered),
+        )
+
+
+def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
+    """The unique key rules them out; a release is worth a second look."""
+    twice = connection.execute(
+        sa.select(sa.func.count(), sa.func.min(result.c.find_db_id))
+        .group_by(result.c.config_id, result.c.solver_id)
+        .having(sa.func.count() > 1)
+        .limit(1)
+    ).first()
+    if twice is not None:
+        count, first = twice
+        raise NotReleasable(
+            f"The session has {count} results for one layer and solver ({_name(connection, first)}).",
+            hint="the database lacks its unique keys: compare it with a new one made by `tuna db upgrade`",
+        )
+
+
+def _name(connection: sa.Connection, find_db_id: int) -> str:
+    """The layer and the solver of a result, as an example."""
+    label, solver = connection.execute(
+        sa.select(Config.label, Solver.name)
+        .select_from(FindDb)
+        .join(Config, Config.id == FindDb.config_id)
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .where(FindDb.id == find_db_id)
+    ).one()
+    return f"such as {solver} for {label}"
