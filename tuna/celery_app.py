@@ -12,8 +12,8 @@ import traceback
 from typing import Any
 
 from celery import Celery
-from celery.worker.control import control_command
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
+from celery.worker.control import control_command
 from kombu import Exchange, Queue
 
 from tuna import logs

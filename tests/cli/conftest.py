@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from tuna.cli.seeds import export_db, go_fish, load_job
 from tuna.cli.main import guarded, tuna
+from tuna.cli.seeds import export_db, go_fish, load_job
 from tuna.settings import get_settings
 
 LAYERS = """\

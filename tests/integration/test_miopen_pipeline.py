@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import sqlalchemy as sa
 from jobs_builder import accepted, states
-from test_pipeline_workers import Processes, engine, processes  # noqa: F401  (fixtures)
+from processes import Processes
 
 from tuna.configs import ConvConfig, parse_line
 from tuna.db import configs, jobs, sessions, solvers
@@ -30,7 +30,7 @@ def layers(count: int) -> Iterator[str]:
         yield f"MIOpenDriver conv {shape} -F {1 + number % 2}"
 
 
-def load(engine: sa.Engine, count: int) -> int:  # noqa: F811
+def load(engine: sa.Engine, count: int) -> int:
     """A session with find jobs of at least `count` pairs; returns the number of jobs."""
     library = get_library("miopen")
     with writing(engine) as connection:
@@ -56,7 +56,7 @@ def test_2000_jobs_survive_kills_of_everything(
     engine: sa.Engine,
     processes: Processes,
     eventually: Eventually,
-    rocm: Callable[..., Path],  # noqa: F811
+    rocm: Callable[..., Path],
 ) -> None:
     rocm()
     total = load(engine, 2000)
@@ -77,7 +77,7 @@ def test_2000_jobs_survive_kills_of_everything(
     _check(engine, total)
 
 
-def _check(engine: sa.Engine, total: int) -> None:  # noqa: F811
+def _check(engine: sa.Engine, total: int) -> None:
     """Nothing lost, nothing doubled, nothing claimed that was not done."""
     assert states(engine) == {"evaluated": total}
     assert len(accepted(engine)) == 2 * total

@@ -2,81 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import psutil
 import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
+from processes import Processes
 
-from tuna.db import schema
-from tuna.db.engine import make_engine, writing
+from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.embedded_redis import socket_path
 from tuna.settings import get_settings
 
 Eventually = Callable[[Callable[[], object], float], None]
-
-
-@pytest.fixture()
-def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
-    """The embedded database, with a lease that expires soon."""
-    monkeypatch.setenv("TUNA_LEASE_S", "2")
-    get_settings.cache_clear()
-    made = make_engine(get_settings().sql_url)
-    schema.upgrade(made)
-    return made
-
-
-class Processes:
-    """Enqueuer and workers as programs of their own, as a person starts them."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._all: list[psutil.Process] = []
-
-    def start(self, *words: str) -> psutil.Popen:
-        """Start `python -m WORDS`."""
-        with open(self._home / "log", "ab") as log:
-            process = psutil.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True)
-        self._all.append(process)
-        return process
-
-    def enqueuer(self) -> psutil.Popen:
-        return self.start("tuna", "enqueue", "--session-id", "1")
-
-    def worker(self, queue: str) -> psutil.Popen:
-        return self.start(
-            "celery", "-A", "tuna.celery_app", "worker", "-Q", queue, "-c", "1", "-n", f"{os.urandom(4).hex()}@x"
-        )
-
-    def kill(self, process: psutil.Popen) -> None:
-        """kill -9 of the process alone; what it leaves must end by itself."""
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def kill_all(self) -> None:
-        for process in self._all:
-            if process.is_running():
-                for child in [*process.children(recursive=True), process]:
-                    child.kill()
-            process.wait()
-
-
-@pytest.fixture()
-def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
-    made = Processes(tuna_home)
-    yield made
-    made.kill_all()
-    subprocess.run(
-        [sys.executable, "-m", "tuna", "doctor"], check=False, capture_output=True
-    )  # the last one stops Redis
 
 
 def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engine, processes: Processes) -> None:

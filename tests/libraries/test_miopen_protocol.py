@@ -267,3 +267,19 @@ def test_a_layer_that_mituna_writes_has_its_documented_request() -> None:
     assert fields["dilation_d"] == 0
     assert fields["in_d"] == 1
     assert fields["direction"] == "F"
+
+
+def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
+    (config,) = parse_line("MIOpenDriver bnormfp16 -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1")
+    fields = request.config_fields(config)  # type: ignore[arg-type]
+    expected = {"cmd": "bnormfp16", "batchsize": 32, "in_channels": 64, "in_h": 54, "in_w": 54, "in_d": 1, "mode": 1}
+    expected |= {"save": 1, "run": 1, "forw": 1, "back": 0, "direction": "F", "in_layout": "NCHW", "out_layout": "NCHW"}
+    assert {name: fields[name] for name in expected} == expected
+    (job,) = request.applicability([config], "gfx908", 120)  # type: ignore[list-item]
+    assert job["direction"] == 1
+
+
+@pytest.mark.parametrize(("flags", "direction"), [("--forw 1", 1), ("--forw 2", 2), ("--forw 0 --back 1", 4)])
+def test_the_directions_of_batch_norm(flags: str, direction: int) -> None:
+    (config,) = parse_line(f"MIOpenDriver bnorm {flags}")
+    assert request.applicability([config], "gfx908", 120)[0]["direction"] == direction  # type: ignore[list-item]

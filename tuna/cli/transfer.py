@@ -14,6 +14,7 @@ from tuna.cli.database import open_database
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
+    from tuna.configs import Rejection
     from tuna.exports import ExportReport
 
 
@@ -49,8 +50,7 @@ def import_configs(
         raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
     wishes: dict[str, Any] = {"batches": tuple(batches), "command": command}
     parsed = parse_lines([driver or ""], "-d", **wishes) if path is None else parse_file(path, **wishes)
-    for rejection in parsed.rejections:
-        click.echo(str(rejection), err=True)
+    _tell_rejections(parsed.rejections)
     if strict:
         parsed.check_strict()
     if not parsed.configs:
@@ -74,6 +74,19 @@ def import_configs(
     click.echo(f"{len(parsed.configs)} layers: {stored.added} added, {stored.tagged} newly tagged {tag!r}")
     if stored.missing:
         click.echo(f"{stored.missing} layers are not there and were not tagged", err=True)
+
+
+def _tell_rejections(rejections: Sequence[Rejection]) -> None:
+    """Print each mistake, and for each kind of unsupported line how many there are."""
+    unsupported: dict[str, list[Rejection]] = {}
+    for rejection in rejections:
+        if rejection.unsupported:
+            unsupported.setdefault(rejection.reason, []).append(rejection)
+        else:
+            click.echo(str(rejection), err=True)
+    for alike in unsupported.values():
+        more = f" (and {len(alike) - 1} more such lines)" if len(alike) > 1 else ""
+        click.echo(f"{alike[0]}{more}", err=True)
 
 
 def add_network(what: str, name: str, version: str) -> None:

@@ -136,9 +136,8 @@ class BatchNormConfig:
     @property
     def label(self) -> str:
         """A short text for people, such as `bnorm 32x64x56x56 spatial save run NCHW fp32 F`."""
-        sizes = (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w)
-        if self.spatial_dim == 2:
-            sizes = (*sizes[:2], *sizes[3:])
+        depth = (self.in_d,) if self.spatial_dim == 3 else ()
+        sizes = (self.batchsize, self.in_channels, *depth, self.in_h, self.in_w)
         words = ["bnorm", "x".join(map(str, sizes)), "spatial" if self.mode else "activation"]
         words += [name for name in ("save", "run") if getattr(self, name)]
         if self.alpha != 1:

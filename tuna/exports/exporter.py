@@ -258,8 +258,12 @@ def _perf_records(task: _Task) -> Iterator[perf_db.PerfRecord]:
     ordered = spool.sort_rows(_perf_rows(task), width=7, by=2)
     for _, group in select.by_key(ordered):
         rows = list(group)
+        try:
+            key = problem_key.parse(rows[0][4]).perf()
+        except BadInput:
+            task.skipped["its key is none of MIOpen's"] += len(rows)
+            continue
         entries = [(time_ms, solver, params, tuple(age)) for _, time_ms, solver, params, _, *age in rows]
-        key = problem_key.parse(rows[0][4]).perf()
         task.configs += 1
         for _, solver, params, _ in select.one_each(entries, task.source.mixed, task.skipped):
             yield perf_db.PerfRecord(key, solver, params)
@@ -282,19 +286,9 @@ def _perf_rows(task: _Task) -> Iterator[tuple[Any, ...]]:
             skipped[select.NO_TIME] += 1
         else:
             if key != before:
-                before, order = key, _perf_order(key)
-            if order:
-                age = select.age_of(rest if task.source.age else ())
-                yield order, math.inf if untimed else time_ms, solver.name, params, key, *age
-            else:
-                skipped["its key is none of MIOpen's"] += 1
-
-
-def _perf_order(key: str) -> str:
-    try:
-        return problem_key.parse(key).perf_order()
-    except BadInput:
-        return ""
+                before, order = key, select.perf_order(key)
+            age = select.age_of(rest if task.source.age else ())
+            yield order, math.inf if untimed else time_ms, solver.name, params, key, *age
 
 
 def _kernel(task: _Task, path: Path) -> int:

@@ -158,6 +158,19 @@ def by_key(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, Iterator[tupl
     return groupby(rows, key=itemgetter(0))
 
 
+def perf_order(key: str) -> str:
+    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key, something else."""
+    words = key.split("-")
+    dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
+    if len(words) < 11 + 2 * dims:
+        return key
+    direction, _, options = words[-1].partition("_")
+    groups = options.partition("_")[0]
+    tail = f"{direction}_{groups}" if groups.startswith("g") else direction
+    # Neither the extents of "out" nor the layouts of weights and "out" are in a perf db.
+    return "-".join((*words[: dims + 3], *words[2 * dims + 3 : 2 * dims + 9], words[-2], tail))
+
+
 def is_time(time_ms: float | None) -> bool:
     """Whether this can stand in a database as a time."""
     return time_ms is not None and time_text(time_ms) is not None

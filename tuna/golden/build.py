@@ -21,7 +21,7 @@ from tuna.golden.results import Wanted
 from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
 
 _KEY = ("arch", "num_cu", "config_id", "solver_id")
-_COPIED = [name for name in GoldenEntry.__table__.c.keys() if name not in ("id", "golden_id")]
+_COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,7 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
     base_version = plan.base.version if plan.base else None
     if plan.draft is not None:
         if base_version is not None:
-            connection.execute(
-                sa.update(Golden).where(Golden.id == plan.draft.id).values(base_version=base_version)
-            )
+            connection.execute(sa.update(Golden).where(Golden.id == plan.draft.id).values(base_version=base_version))
         return plan.draft.id
     row = {"library": plan.library, "version": plan.version, "state": GoldenState.DRAFT.value}
     row |= {"base_version": base_version, "created_at": utc_now(), "promoted_at": None}

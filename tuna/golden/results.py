@@ -149,11 +149,11 @@ def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
 
 def _name(connection: sa.Connection, find_db_id: int) -> str:
     """The layer and the solver of a result, as an example."""
-    label, solver = connection.execute(
+    row = connection.execute(
         sa.select(Config.label, Solver.name)
         .select_from(FindDb)
         .join(Config, Config.id == FindDb.config_id)
         .join(Solver, Solver.id == FindDb.solver_id)
         .where(FindDb.id == find_db_id)
-    ).one()
-    return f"such as {solver} for {label}"
+    ).first()
+    return f"such as {row.name} for {row.label}" if row else "it has just gone"

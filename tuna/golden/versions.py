@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -84,6 +85,6 @@ def current(there: Iterable[Version]) -> Version | None:
     return max(promoted, key=lambda one: (one.promoted_at or one.created_at, one.version), default=None)
 
 
-def _version(row: sa.Row[tuple[object, ...]]) -> Version:
+def _version(row: Any) -> Version:
     values = dict(row._mapping)
     return Version(**{**values, "state": GoldenState(values["state"])})

@@ -100,6 +100,10 @@ def _init_session(library: str, given: dict[str, Any]) -> None:
     actions.init_session(library, common.required(given["label"], "-l"), facts)
 
 
+def _update_solvers(library: str, _: dict[str, Any]) -> None:
+    actions.update_solvers(library)
+
+
 def _list_solvers(library: str, _: dict[str, Any]) -> None:
     from tuna.cli.setup import print_solvers
 
@@ -152,7 +156,7 @@ def _yaml(library: str, given: dict[str, Any]) -> int:
 _ACTIONS: dict[str, Any] = {
     "add_tables": lambda library, _: actions.add_tables(),
     "init_session": _init_session,
-    "update_solvers": lambda library, _: actions.update_solvers(library),
+    "update_solvers": _update_solvers,
     "update_applicability": _update_applicability,
     "list_solvers": _list_solvers,
     "status": lambda library, _: actions.print_status(library),

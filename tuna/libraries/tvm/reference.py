@@ -10,6 +10,7 @@ import numpy as np
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.configs.values import DataType
+from tuna.errors import BadInput
 from tuna.libraries.tvm.solvers import DTYPES
 
 #: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of summation, and
@@ -55,8 +56,10 @@ def make(config: Config, seed: int = 0) -> Problem:
     generator = np.random.default_rng(seed)
     if isinstance(config, ConvConfig):
         shapes, answer = (config.input_shape, config.weight_shape), convolve
-    else:
+    elif isinstance(config, GemmConfig):
         shapes, answer = gemm_shapes(config), multiply  # type: ignore[assignment]
+    else:
+        raise BadInput(f"TVM has no solver for a {config.kind} config.")
     given, answered, _ = DTYPES[config.data_type]
     first, second = (_random(generator, shape, given) for shape in shapes)
     expected = answer(config, first.astype(np.float64), second.astype(np.float64))  # type: ignore[arg-type]

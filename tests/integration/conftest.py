@@ -1,0 +1,36 @@
+"""The embedded services, with processes that are killed when a test ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from processes import Processes
+
+from tuna.db import schema
+from tuna.db.engine import make_engine
+from tuna.settings import get_settings
+
+
+@pytest.fixture()
+def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
+    """The embedded database, with a lease that expires soon."""
+    monkeypatch.setenv("TUNA_LEASE_S", "2")
+    get_settings.cache_clear()
+    made = make_engine(get_settings().sql_url)
+    schema.upgrade(made)
+    return made
+
+
+@pytest.fixture()
+def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
+    made = Processes(tuna_home)
+    yield made
+    made.kill_all()
+    subprocess.run(
+        [sys.executable, "-m", "tuna", "doctor"], check=False, capture_output=True
+    )  # the last one stops Redis

@@ -1,0 +1,45 @@
+"""Enqueuers and workers as programs of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+
+class Processes:
+    """Enqueuer and workers as programs of their own, as a person starts them."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._all: list[psutil.Process] = []
+
+    def start(self, *words: str) -> psutil.Popen:
+        """Start `python -m WORDS`."""
+        with open(self._home / "log", "ab") as log:
+            process = psutil.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True)
+        self._all.append(process)
+        return process
+
+    def enqueuer(self) -> psutil.Popen:
+        return self.start("tuna", "enqueue", "--session-id", "1")
+
+    def worker(self, queue: str) -> psutil.Popen:
+        return self.start(
+            "celery", "-A", "tuna.celery_app", "worker", "-Q", queue, "-c", "1", "-n", f"{os.urandom(4).hex()}@x"
+        )
+
+    def kill(self, process: psutil.Popen) -> None:
+        """kill -9 of the process alone; what it leaves must end by itself."""
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def kill_all(self) -> None:
+        for process in self._all:
+            if process.is_running():
+                for child in [*process.children(recursive=True), process]:
+                    child.kill()
+            process.wait()

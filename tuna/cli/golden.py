@@ -1,0 +1,231 @@
+"""`tuna golden`, and the seeds' `update_golden.py`: numbered releases of results."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table
+from tuna.cli.database import open_database
+from tuna.cli.seeds import common
+
+if TYPE_CHECKING:
+    from tuna.golden import BuildReport, Version
+
+_KINDS = click.Choice(["convolution", "batch_norm"])
+_NUMBER = click.IntRange(min=0, max=2**31 - 1)
+_version = click.argument("version", type=_NUMBER)
+_library = click.option("--library", help="Whose version, where several libraries have one of this number.")
+
+
+def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """A share such as 5% or 0.05, as a fraction."""
+    if text is None:
+        return None
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < math.inf or (share > 1 and not percent):
+        raise click.BadParameter(f"{text!r} is no share; write 5% or 0.05.", param=parameter)
+    return share
+
+
+def _gate(command: Any) -> Any:
+    gain = click.option("--min-gain", callback=_share, help="The total weighted time must shrink by so much.")
+    loss = click.option("--max-regression", callback=_share, help="No layer may be slower by more, and none missing.")
+    return loss(gain(command))
+
+
+@click.group()
+def golden() -> None:
+    """Build, compare, promote and roll back numbered releases of results."""
+
+
+@golden.command()
+@_version
+@click.option("--session-id", type=click.IntRange(min=1), help="Session whose results go in.")
+@click.option("--base", type=_NUMBER, help="Version to start from.")
+@click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
+@click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
+@click.option("--allow-imported", is_flag=True, help="Accept results that were imported and not measured.")
+@_library
+def build(version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any) -> None:
+    """Build a version from a base version, a session, or both; where both have a result the session's counts."""
+    from tuna.golden import build
+
+    engine = open_database()
+    _tell(build(engine, version=version, session_id=session_id, base_version=base, library=library, **wishes))
+
+
+def _tell(report: BuildReport) -> None:
+    click.echo(str(report))
+    click.echo(f"next: tuna golden report {report.version}, then tuna golden promote {report.version}", err=True)
+
+
+@golden.command(name="list")
+@click.option("--library", help="Only versions of this library.")
+@options.as_json
+def list_versions(library: str | None, as_json: bool) -> None:
+    """List the versions; the current one is marked."""
+    from tuna.db.engine import reading
+    from tuna.golden import versions
+    from tuna.golden.versions import current
+
+    with reading(open_database()) as connection:
+        found = versions(connection, library)
+    names = sorted({one.library for one in found})
+    now = {one.id for name in names if (one := current(v for v in found if v.library == name)) is not None}
+    if as_json:
+        print_json([_document(one, one.id in now) for one in found])
+    elif not found:
+        click.echo("No golden versions yet. Build one with: tuna golden build VERSION --session-id ID")
+    else:
+        columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
+        print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))
+
+
+def _document(one: Version, current: bool) -> dict[str, Any]:
+    return {
+        "library": one.library,
+        "version": one.version,
+        "state": one.state.value,
+        "current": current,
+        "base_version": one.base_version,
+        "entries": one.entries,
+        "created_at": one.created_at.isoformat(),
+        "promoted_at": one.promoted_at.isoformat() if one.promoted_at else None,
+    }
+
+
+def _row(one: Version, current: bool) -> tuple[object, ...]:
+    base = "-" if one.base_version is None else one.base_version
+    promoted = f"{one.promoted_at:%Y-%m-%d %H:%M}" if one.promoted_at else "-"
+    mark = "current" if current else ""
+    built = f"{one.created_at:%Y-%m-%d %H:%M}"
+    return (one.library, one.version, mark, one.state.value, base, one.entries, built, promoted)
+
+
+@golden.command()
+@_version
+@click.option("--against", type=_NUMBER, help="Version to compare with; default: the base.")
+@_gate
+@_library
+@options.as_json
+def report(
+    version: int,
+    against: int | None,
+    max_regression: float | None,
+    min_gain: float | None,
+    library: str | None,
+    as_json: bool,
+) -> int:
+    """Compare a version with its base by model and layer; exit code 1 if it violates a limit that is given."""
+    from tuna.db.engine import reading
+    from tuna.golden import check_gate
+    from tuna.golden import report as compare
+
+    with reading(open_database()) as connection:
+        found = compare(connection, version, against, library)
+    violations = check_gate(found, max_regression, min_gain)
+    if as_json:
+        print_json(found.as_json() | {"violations": violations})
+    else:
+        for line in found.lines():
+            click.echo(line)
+    for violation in violations:
+        click.echo(f"violated: {violation}", err=True)
+    return 1 if violations else 0
+
+
+@golden.command()
+@_version
+@_gate
+@_library
+def promote(version: int, max_regression: float | None, min_gain: float | None, library: str | None) -> None:
+    """Release a draft, if it keeps the limits beside the current version (its base, where none is); then it is frozen."""
+    from tuna.golden import promote
+
+    found = promote(open_database(), version, max_regression=max_regression, min_gain=min_gain, library=library)
+    t = found.total
+    beside = (
+        "" if found.against is None else f" (against version {found.against}: {t.faster} faster, {t.slower} slower)"
+    )
+    click.echo(f"golden version {version} of {found.library} is promoted{beside}")
+
+
+@golden.command()
+@options.library_argument
+def rollback(library: str) -> None:
+    """Withdraw the newest release of LIBRARY; the one before it is current again."""
+    from tuna.golden import rollback
+
+    withdrawn, now = rollback(open_database(), library)
+    after = f"version {now.version} is current again" if now else "no version is current"
+    click.echo(f"golden version {withdrawn.version} of {library} is withdrawn; {after}")
+
+
+@golden.command()
+@_version
+@click.argument("key")
+@click.option("--solver", help="Only the entries of this solver.")
+@_library
+@options.as_json
+def explain(version: int, key: str, solver: str | None, library: str | None, as_json: bool) -> None:
+    """Show where the entries of KEY come from, and what the base had.
+
+    KEY is the number of an entry, or names a layer: config key, problem key, label or driver command.
+    """
+    from tuna.db.engine import reading
+    from tuna.golden import explain
+
+    with reading(open_database()) as connection:
+        found = explain(connection, version, key, solver, library)
+    if as_json:
+        print_json([one.as_json() for one in found])
+        return
+    for one in found:
+        for line in one.lines():
+            click.echo(line)
+
+
+@click.command(context_settings=common.CONTEXT)
+@common.session_id
+@click.option("--golden_v", type=_NUMBER, required=True, help="Golden version to create.")
+@click.option("--base_golden_v", type=_NUMBER, help="Golden version to start from.")
+@click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
+@click.option("-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind.")
+@click.option("--allow_imported", is_flag=True, help="Accept results that were imported and not measured.")
+@common.debug
+@click.pass_context
+def update_golden_command(
+    ctx: click.Context,
+    session_id: int | None,
+    golden_v: int,
+    base_golden_v: int | None,
+    overwrite: bool,
+    config_type: str | None,
+    allow_imported: bool,
+) -> int:
+    """Build a golden version from a session, an earlier version, or both."""
+    from tuna.golden import build
+
+    report = build(
+        open_database(),
+        version=golden_v,
+        session_id=session_id,
+        base_version=base_golden_v,
+        overwrite=overwrite,
+        allow_imported=allow_imported,
+        kind=config_type,
+        library=ctx.obj if isinstance(ctx.obj, str) else None,
+    )
+    _tell(report)
+    return 0
+
+
+update_golden = common.program(update_golden_command, "update_golden.py")

@@ -1,0 +1,304 @@
+"""From a find db or perf db of MIOpen to the results of a session: what an export wrote, and what MIOpen ships."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import ConvConfig, problem_key
+from tuna.configs.problem_key import NoKey, PerfKey
+from tuna.db import sessions
+from tuna.db.engine import reading, writing
+from tuna.db.models import Config, FindDb, Solver
+from tuna.db.solvers import canonical_name
+from tuna.db.upsert import upsert
+from tuna.errors import BadInput
+from tuna.exports import find_db, perf_db
+from tuna.exports.find_db import FindRecord
+from tuna.exports.intake import Batch, ImportReport, Task
+from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.base import Environment
+
+_MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
+
+
+def import_db(
+    engine: sa.Engine,
+    path: Path,
+    *,
+    library: str = "miopen",
+    session_id: int | None = None,
+    arch: str | None = None,
+    num_cu: int | None = None,
+    rocm_v: str | None = None,
+    miopen_v: str | None = None,
+    reason: str | None = None,
+) -> ImportReport:
+    """Read a find db (text) or perf db (SQLite or text), packed with bzip2 or not, into a session.
+
+    The session is `session_id`, or one for an environment given by hand, which is made if it is new. What was measured
+    here is never replaced; what was imported is. A find db and a perf db of the same session complete each other,
+    whichever comes first. Importing a file again changes nothing. Raises BadInput before anything is stored if the file
+    is damaged, and NotFound if there is no such session.
+    """
+    by_hand = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_v, "miopen_v": miopen_v, "reason": reason}
+    source = _source(path)
+    kind = _kind(path)
+    if session_id is None:
+        missing = [name for name, value in by_hand.items() if value in (None, "")]
+        if missing:
+            raise BadInput(f"A new session for an imported database needs {', '.join(missing)}.")
+    elif any(value is not None for value in by_hand.values()):
+        raise BadInput("An import goes into a session that is there or into one by hand, not both.")
+    wanted = _survey(kind(path))
+    with writing(engine) as connection:
+        if session_id is None:
+            environment = Environment(library, miopen_v or "", arch or "", num_cu or 0, rocm_v or "")
+            session_id, _ = sessions.create(connection, environment, reason or "")
+        elif (found := sessions.get(connection, session_id).environment.library) != library:
+            raise BadInput(f"Session {session_id} is for {found}, not for {library}.")
+        solvers, new_solvers = _add_solvers(connection, library, wanted)
+    task = Task(engine, session_id, source, solvers, new_solvers)
+    if kind is find_db.read:
+        _import_find(task, kind(path))
+    else:
+        _import_perf(task, kind(path))
+    return task.report()
+
+
+def _source(path: Path) -> str:
+    """The file's name and the beginning of its SHA-256."""
+    try:
+        with open(path, "rb") as stream:
+            digest = hashlib.sha256()
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"
+
+
+def _kind(path: Path) -> Callable[[Path], Iterator[Any]]:
+    """The reader of a file, by its first bytes: find-db keys are joined by `-`, those of a perf db by `x`."""
+    with open(path, "rb") as stream:
+        head = stream.read(1 << 20)
+    if head.startswith(b"BZh"):
+        try:
+            head = bz2.BZ2Decompressor().decompress(head, 1 << 16)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be unpacked: {error}.") from error
+    if head.startswith(b"SQLite format 3\0"):
+        return perf_db.read
+    from tuna.exports import perf_text
+
+    return find_db.read if b"-" in head.lstrip().partition(b"=")[0] else perf_text.read
+
+
+@dataclass
+class _Wanted:
+    """What a file says of a solver."""
+
+    family: str = ""
+    tunable: bool = False
+
+
+def _survey(records: Iterable[FindRecord | PerfRecord]) -> dict[str, _Wanted]:
+    """The solvers of a file; reads all of it, so that a damaged one is refused before anything is stored."""
+    found: dict[str, _Wanted] = {}
+    for record in records:
+        if isinstance(record, PerfRecord):
+            found.setdefault(canonical_name(record.solver), _Wanted()).tunable = True
+            continue
+        for item in record.items:
+            wanted = found.setdefault(canonical_name(item.solver), _Wanted())
+            family = item.algorithm.partition("Algo")[2].lower()
+            wanted.family = wanted.family or find_db.ALGORITHMS.get(family, "")
+    return found
+
+
+def _add_solvers(
+    connection: sa.Connection, library: str, wanted: Mapping[str, _Wanted]
+) -> tuple[dict[str, int | None], int]:
+    """Ids by name, None for one that the library no longer has, and how many are new.
+
+    What only files have told of a solver, which then has no number, is completed.
+    """
+    columns = (Solver.name, Solver.id, Solver.algorithm, Solver.tunable, Solver.valid, Solver.number)
+    query = sa.select(*columns).where(Solver.library == library)
+    known = {row.name: row for row in connection.execute(query)}
+    new = {name: facts for name, facts in wanted.items() if name not in known and len(name) <= _MAX_SOLVER}
+    rows = [
+        {
+            "library": library,
+            "name": name,
+            "kinds": ConvConfig.kind,
+            "algorithm": facts.family,
+            "tunable": facts.tunable,
+            "dynamic": False,
+            "number": None,
+            "valid": True,
+        }
+        for name, facts in new.items()
+    ]
+    upsert(connection, Solver, rows, key=("library", "name"))
+    for name in wanted.keys() & known.keys():
+        row, facts = known[name], wanted[name]
+        values = {"algorithm": row.algorithm or facts.family, "tunable": row.tunable or facts.tunable}
+        if row.number is None and values != {"algorithm": row.algorithm, "tunable": row.tunable}:
+            connection.execute(sa.update(Solver).where(Solver.id == row.id).values(values))
+    ids = {row.name: row.id if row.valid else None for row in connection.execute(query)}
+    return ids, len(new)
+
+
+def _import_find(task: Task, records: Iterator[FindRecord]) -> None:
+    params = _params_without_times(task)
+
+    def distinct() -> Iterator[FindRecord]:
+        seen: set[str] = set()
+        for record in records:
+            if record.key in seen:  # MIOpen takes the first one too
+                task.skipped["an earlier line has the same key"] += len(record.items)
+            else:
+                seen.add(record.key)
+                yield record
+
+    def store(batch: Batch, part: Sequence[FindRecord]) -> None:
+        ids = _find_configs(batch, part)
+        batch.read(ids.values())
+        for record in part:
+            if record.key in ids:
+                batch.counts["configs"] += 1
+                _put_items(batch, record, ids[record.key], params)
+
+    task.run(store, distinct())
+
+
+def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
+    """The configs of find-db keys, made if they are new; a key and its config are each other's only one."""
+    query = sa.select(Config.problem_key, Config.id).where(Config.problem_key.in_([record.key for record in part]))
+    ids: dict[str, int] = {row[0]: row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))}
+    made = {}
+    for record in part:
+        if record.key not in ids:
+            try:
+                made[record.key] = problem_key.to_conv(problem_key.parse(record.key))
+            except BadInput as error:
+                batch.skipped[_why(error)] += len(record.items)
+    return ids | batch.store_configs(made)
+
+
+def _why(error: BadInput) -> str:
+    return str(error) if isinstance(error, NoKey) else "its key is none of a convolution"
+
+
+def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping[tuple[PerfKey, int], str]) -> None:
+    perf_key = problem_key.parse(record.key).perf() if params else None
+    seen: set[int] = set()
+    for item in record.items:
+        solver_id = batch.solver(item.solver)
+        if solver_id is None:
+            continue
+        if solver_id in seen:
+            batch.skipped["its line names the solver before"] += 1
+        elif not 0 <= item.time_ms < math.inf or not 0 <= item.workspace_bytes <= _MAX_BYTES:
+            batch.skipped["its time or workspace is no number that can be"] += 1
+        elif len(item.algorithm) > _MAX_ALGORITHM:
+            batch.skipped["its algorithm's name is too long"] += 1
+        else:
+            seen.add(solver_id)
+            values: dict[str, Any] = {"time_ms": item.time_ms, "workspace_bytes": item.workspace_bytes}
+            values |= {"algorithm": item.algorithm, "problem_key": None}
+            before = batch.before.get((config_id, solver_id))
+            if perf_key and not (before and before.params) and (perf_key, solver_id) in params:
+                values["params"] = params[perf_key, solver_id]
+            if batch.put(config_id, solver_id, values):
+                batch.counts["rows"] += 1
+                batch.counts["zero_times"] += item.time_ms == 0
+            else:
+                batch.skipped["the session has measured it"] += 1
+
+
+def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
+    """What a perf db told the session before: it may have named another layer of those that share a perf-db row."""
+    query = (
+        sa.select(Config.problem_key, FindDb.solver_id, FindDb.params)
+        .join(Config, Config.id == FindDb.config_id)
+        .where(FindDb.session_id == task.session_id, FindDb.time_ms.is_(None), FindDb.job_id.is_(None))
+        .where(Config.problem_key.is_not(None), FindDb.params != "")
+    )
+    with reading(task.engine) as connection:
+        rows = connection.execute(query, execution_options={"yield_per": 5000})
+        return {(problem_key.parse(key).perf(), solver_id): params for key, solver_id, params in rows}
+
+
+def _import_perf(task: Task, records: Iterator[PerfRecord]) -> None:
+    wanted: dict[PerfKey, dict[str, str]] = {}
+    for record in records:
+        solvers = wanted.setdefault(record.key, {})
+        if solvers.setdefault(record.solver, record.params) is not record.params:
+            task.skipped["an earlier row has the same key and solver"] += 1
+    candidates = _layers_of(task, wanted)
+
+    def store(batch: Batch, part: Sequence[PerfKey]) -> None:
+        _make_missing(batch, part, wanted, candidates)
+        batch.read({config_id for key in part for config_id in candidates.get(key, ())})
+        there = {config_id for config_id, _ in batch.before}
+        for key in part:
+            ids = candidates.get(key)
+            if not ids:
+                continue
+            batch.counts["configs"] += 1
+            preferred = next((config_id for config_id in ids if config_id in there), ids[0])
+            for solver, params in wanted[key].items():
+                _put_params(batch, ids, preferred, solver, params)
+
+    task.run(store, list(wanted))
+
+
+def _put_params(batch: Batch, ids: Sequence[int], preferred: int, solver: str, params: str) -> None:
+    """Params go to every layer that the row stands for and that the session has with the solver, else to one."""
+    solver_id = batch.solver(solver)
+    if solver_id is None:
+        return
+    targets = [config_id for config_id in ids if (config_id, solver_id) in batch.before] or [preferred]
+    put = [batch.put(config_id, solver_id, {"params": params}) for config_id in targets]
+    if any(put):
+        batch.counts["rows"] += 1
+    else:
+        batch.skipped["the session has measured it"] += 1
+
+
+def _layers_of(task: Task, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]]:
+    """The configs that are there already and share these perf-db rows, in the order of their keys."""
+    found: dict[PerfKey, list[int]] = {key: [] for key in wanted}
+    query = sa.select(Config.id, Config.problem_key).where(Config.problem_key.is_not(None)).order_by(Config.problem_key)
+    with reading(task.engine) as connection:
+        for config_id, text in connection.execute(query, execution_options={"yield_per": 5000}):
+            key = problem_key.parse(text).perf()
+            if key in found:
+                found[key].append(config_id)
+    return found
+
+
+def _make_missing(
+    batch: Batch,
+    part: Sequence[PerfKey],
+    wanted: Mapping[PerfKey, Mapping[str, str]],
+    candidates: dict[PerfKey, list[int]],
+) -> None:
+    made = {}
+    for key in part:
+        if not candidates[key]:
+            try:
+                made[key] = problem_key.conv_from_perf(key)
+            except BadInput as error:
+                batch.skipped[_why(error)] += len(wanted[key])
+    for key, config_id in batch.store_configs(made).items():
+        candidates[key] = [config_id]

@@ -1,0 +1,139 @@
+"""An import under way: problems of a file, some hundreds at a time, each batch stored in a transaction of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import ConvConfig
+from tuna.db import configs
+from tuna.db.engine import retrying, writing
+from tuna.db.models import FindDb
+from tuna.db.solvers import canonical_name
+from tuna.db.types import utc_now
+from tuna.db.upsert import upsert
+
+#: Problems in one transaction: few enough that others, who wait, do not notice.
+_BATCH = 1000
+_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "problem_key")
+_COLUMNS = (*_VALUES, "source", "job_id")
+_KEY = ("session_id", "config_id", "solver_id")
+_MAX_SOURCE = 255
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What an import found and changed."""
+
+    session_id: int
+    rows: int  #: entries of the file that the session now has
+    changed: int  #: those of them that are new or other than before
+    configs: int  #: problems of the file that are there now
+    new_configs: int
+    new_solvers: int
+    zero_times: int  #: entries with a time of 0, which is kept and never exported
+    skipped: Mapping[str, int]  #: entries left out, by reason
+
+
+@dataclass
+class Task:
+    """One import under way."""
+
+    engine: sa.Engine
+    session_id: int
+    source: str
+    solvers: Mapping[str, int | None]
+    new_solvers: int
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def report(self) -> ImportReport:
+        """What was done."""
+        names = ("rows", "changed", "configs", "new_configs", "zero_times")
+        counts = {name: self.counts[name] for name in names}
+        return ImportReport(
+            self.session_id, **counts, new_solvers=self.new_solvers, skipped=dict(sorted(self.skipped.items()))
+        )
+
+    def run(self, store: Callable[[Batch, Sequence[Any]], None], problems: Iterable[Any]) -> None:
+        """`store` the problems, batch by batch, each in a transaction of its own."""
+        iterator = iter(problems)
+        while part := list(islice(iterator, _BATCH)):
+            for attempt in retrying():
+                with attempt, writing(self.engine) as connection:
+                    batch = Batch(self, connection)
+                    store(batch, part)
+                    batch.write()
+            self.counts.update(batch.counts)
+            self.skipped.update(batch.skipped)
+
+
+@dataclass
+class Batch:
+    """Some problems of the file, in one transaction; its counts are thrown away when it has to be run again."""
+
+    task: Task
+    connection: sa.Connection
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    before: dict[tuple[int, int], Any] = field(default_factory=dict)
+    changed: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+
+    def read(self, config_ids: Iterable[int]) -> None:
+        """Look up what the session has for these configs."""
+        columns = [FindDb.config_id, FindDb.solver_id, *(getattr(FindDb, name) for name in _COLUMNS)]
+        query = sa.select(*columns).where(
+            FindDb.session_id == self.task.session_id, FindDb.config_id.in_(list(config_ids))
+        )
+        self.before = {(row.config_id, row.solver_id): row for row in self.connection.execute(query)}
+
+    def store_configs(self, made: Mapping[Any, ConvConfig]) -> dict[Any, int]:
+        """The ids of the configs, stored if they are new."""
+        distinct = {config.key: config for config in made.values()}
+        stored = configs.store(self.connection, list(distinct.values()), None)
+        ids = dict(zip(distinct, stored.ids, strict=True))
+        self.counts["new_configs"] += stored.added
+        return {name: ids[config.key] or 0 for name, config in made.items()}
+
+    def solver(self, name: str) -> int | None:
+        """The id of a solver, None (and counted) if it cannot be used."""
+        found = self.task.solvers.get(canonical_name(name))
+        if found is None:
+            self.skipped["the library does not have its solver"] += 1
+        return found
+
+    def put(self, config_id: int, solver_id: int, values: Mapping[str, Any]) -> bool:
+        """Set some values of a result; False if what is there was measured."""
+        name = (config_id, solver_id)
+        row = self.before.get(name)
+        if row is not None and row.job_id is not None:
+            return False
+        old = dict(zip(_VALUES, (None, 0, "", "", None), strict=True)) if row is None else row._asdict()
+        new = {column: values.get(column, old[column]) for column in _VALUES}
+        if row is None or any(new[column] != old[column] for column in _VALUES):
+            self.changed[name] = new | {"source": _joined(old.get("source"), self.task.source)}
+        return True
+
+    def write(self) -> None:
+        """Store what changed."""
+        rest = {"job_id": None, "trial_number": None, "workload": None, "updated_at": utc_now()}
+        rows = [
+            {"session_id": self.task.session_id, "config_id": config_id, "solver_id": solver_id, **values, **rest}
+            for (config_id, solver_id), values in self.changed.items()
+        ]
+        if rows:
+            upsert(self.connection, FindDb, rows, key=_KEY, update=[name for name in rows[0] if name not in _KEY])
+        self.counts["changed"] += len(rows)
+
+
+def _joined(old: str | None, new: str) -> str:
+    """All files that a result came from, the latest last, as far as there is room."""
+    parts = [part for part in (old or "").split(", ") if part and part != new] + [new]
+    while len(", ".join(parts)) > _MAX_SOURCE:
+        del parts[0]
+    return ", ".join(parts)

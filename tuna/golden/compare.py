@@ -1,0 +1,281 @@
+"""Compares a golden version with another, and holds the comparison against what a promotion asks for.
+
+A layer here is a config on a device model (architecture and number of compute units); its time is that of its fastest
+solver.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.db.models import GoldenEntry, Model, ModelConfig, Solver
+from tuna.golden import entries
+from tuna.golden.entries import Entry
+from tuna.golden.versions import Version, find, of_library
+
+NO_MODEL = "(no model)"
+TOTAL = "total"
+_SHOWN = 20
+_PARAMS_SHOWN = 60
+#: So that 2.1 ms is 5 % more than 2.0 ms in spite of binary fractions.
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How a model's layers fare. Times are sums over layers that both versions have, each by its weight."""
+
+    name: str
+    faster: int = 0
+    slower: int = 0
+    equal: int = 0
+    new: int = 0
+    missing: int = 0
+    before_ms: float = 0.0
+    after_ms: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """Time after by time before; None where there is nothing to compare."""
+        return self.after_ms / self.before_ms if self.before_ms else None
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A layer whose time changed."""
+
+    before: Entry
+    after: Entry
+
+    @property
+    def ratio(self) -> float:
+        """Time after by time before."""
+        return self.after.time_ms / self.before.time_ms
+
+    def lines(self) -> list[str]:
+        """For people: three lines."""
+        a, b = self.after, self.before
+        device = f"{a.arch} x {a.num_cu}"
+        head = f"{(self.ratio - 1) * 100:+8.2f} %  {a.layer}  {device}  {b.time_ms:.6g} -> {a.time_ms:.6g} ms"
+        return [head, *(f"      {name} {_short(entry)}" for name, entry in (("before", b), ("after ", a)))]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {"ratio": self.ratio, "before": self.before.as_json(), "after": self.after.as_json()}
+
+
+@dataclass(frozen=True)
+class PromotionReport:
+    """A golden version beside the one that it is compared with."""
+
+    library: str
+    version: int
+    against: int | None  #: None: nothing to compare with
+    total: Tally
+    models: tuple[Tally, ...]
+    regressions: tuple[Change, ...]  #: the worst, worst first
+    gains: tuple[Change, ...]  #: the best, best first
+    solver_changes: tuple[tuple[str, str, int], ...]  #: fastest solver before, after, for how many layers
+    missing_layers: tuple[Entry, ...]  #: some of the layers that only the other version has
+    slower_ratios: tuple[float, ...] = field(default=(), repr=False)  #: of every slower layer, largest first
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        other = f"version {self.against}" if self.against is not None else "nothing: it has no base"
+        found = [f"golden version {self.version} of {self.library} against {other}", ""]
+        found.append(f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7}  weighted time")
+        found += [_tally_line(tally) for tally in (*self.models, self.total)]
+        for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
+            if changes:
+                found += ["", f"{title}:", *(line for change in changes for line in change.lines())]
+        if self.solver_changes:
+            found += ["", "changed fastest solvers:"]
+            found += [f"{count:7}  {before} -> {after}" for before, after, count in self.solver_changes]
+        if self.missing_layers:
+            found += ["", f"missing layers ({len(self.missing_layers)} of {self.total.missing}):"]
+            found += [f"      {entry.layer}  {entry.arch} x {entry.num_cu}" for entry in self.missing_layers]
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for programs."""
+        return {
+            "library": self.library,
+            "version": self.version,
+            "against": self.against,
+            "total": self.total.as_json(),
+            "models": [tally.as_json() for tally in self.models],
+            "regressions": [change.as_json() for change in self.regressions],
+            "gains": [change.as_json() for change in self.gains],
+            "solver_changes": [{"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes],
+            "missing_layers": [entry.as_json() for entry in self.missing_layers],
+        }
+
+
+class _Fastest(NamedTuple):
+    id: int
+    time_ms: float
+    solver: str
+
+
+class _Layer(NamedTuple):
+    arch: str
+    num_cu: int
+    config_id: int
+
+
+def report(
+    connection: sa.Connection, version: int, against: int | None = None, library: str | None = None
+) -> PromotionReport:
+    """Compare a version with its base, or with `against`. Raises NotFound."""
+    subject = find(connection, version, library)
+    number = subject.base_version if against is None else against
+    there = {one.version: one for one in of_library(connection, subject.library)}
+    if number is not None and number not in there:
+        find(connection, number, subject.library)  # raises
+    return compare(connection, subject, there[number] if number is not None else None)
+
+
+def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
+    """Compare a version with another one."""
+    after = _fastest(connection, subject.id)
+    before = _fastest(connection, other.id) if other is not None else {}
+    both = sorted(before.keys() & after.keys())
+    lost = sorted(before.keys() - after.keys())
+    ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
+    slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer])
+    faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
+    shown = [*slower[:_SHOWN], *faster[:_SHOWN]]
+    details = entries.read(
+        connection,
+        [side[layer].id for layer in shown for side in (before, after)] + [before[x].id for x in lost[:_SHOWN]],
+    )
+    changes = {layer: Change(details[before[layer].id], details[after[layer].id]) for layer in shown}
+    pairs = Counter((before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver)
+    total, models = _tallies(connection, before, after)
+    return PromotionReport(
+        library=subject.library,
+        version=subject.version,
+        against=other.version if other is not None else None,
+        total=total,
+        models=models,
+        regressions=tuple(changes[layer] for layer in slower[:_SHOWN]),
+        gains=tuple(changes[layer] for layer in faster[:_SHOWN]),
+        solver_changes=tuple((*pair, count) for pair, count in sorted(pairs.items(), key=lambda x: (-x[1], x[0]))),
+        missing_layers=tuple(details[before[layer].id] for layer in lost[:_SHOWN]),
+        slower_ratios=tuple(ratios[layer] for layer in slower),
+    )
+
+
+def check_gate(report: PromotionReport, max_regression: float | None, min_gain: float | None) -> list[str]:
+    """What the version violates, a sentence each; both limits are fractions (0.05 is 5 %), None asks for nothing.
+
+    `max_regression`: no layer may be slower by more, and none may be missing. `min_gain`: the total weighted time must
+    shrink by at least so much.
+    """
+    violations: list[str] = []
+    if max_regression is not None:
+        count = sum(ratio > 1 + max_regression + _SLACK for ratio in report.slower_ratios)
+        if count:
+            worst = report.regressions[0]
+            violations.append(
+                f"{count} layers are more than {_percent(max_regression)} slower, the worst by {_percent(worst.ratio - 1)}:"
+                f" {worst.after.layer} on {worst.after.arch} x {worst.after.num_cu}"
+            )
+        if report.total.missing:
+            entry = report.missing_layers[0]
+            violations.append(
+                f"{report.total.missing} layers of version {report.against} are missing, such as {entry.layer}"
+                f" on {entry.arch} x {entry.num_cu}"
+            )
+    if min_gain is not None:
+        ratio = report.total.ratio
+        if ratio is None:
+            violations.append("there is no layer to measure a gain on: no version to compare with has one of these")
+        elif 1 - ratio < min_gain - _SLACK:
+            shrinks = f"shrinks by {_percent(1 - ratio)}" if ratio <= 1 else f"grows by {_percent(ratio - 1)}"
+            violations.append(f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}")
+    return violations
+
+
+def _fastest(connection: sa.Connection, golden_id: int) -> dict[_Layer, _Fastest]:
+    """The fastest entry of each layer; of equal ones the solver that comes first by name."""
+    rank = sa.func.row_number().over(
+        partition_by=(GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id),
+        order_by=(GoldenEntry.time_ms, Solver.name),
+    )
+    columns = (GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id, GoldenEntry.id, GoldenEntry.time_ms)
+    ranked = (
+        sa.select(*columns, Solver.name.label("solver"), rank.label("place"))
+        .join(Solver, Solver.id == GoldenEntry.solver_id)
+        .where(GoldenEntry.golden_id == golden_id)
+        .subquery()
+    )
+    rows = connection.execute(sa.select(ranked).where(ranked.c.place == 1))
+    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in rows}
+
+
+def _tallies(
+    connection: sa.Connection, before: dict[_Layer, _Fastest], after: dict[_Layer, _Fastest]
+) -> tuple[Tally, tuple[Tally, ...]]:
+    weights = _weights(connection)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for layer in sorted(before.keys() | after.keys()):
+        old, new = before.get(layer), after.get(layer)
+        shares = weights.get(layer.config_id) or {NO_MODEL: 1}
+        for name, weight in [*shares.items(), (TOTAL, sum(shares.values()))]:
+            counts[name][_fate(old, new)] += 1
+            if old and new:
+                times[name][0] += old.time_ms * weight
+                times[name][1] += new.time_ms * weight
+    tallies = {
+        name: Tally(
+            name, before_ms=times[name][0], after_ms=times[name][1], **{str(fate): n for fate, n in fates.items()}
+        )
+        for name, fates in counts.items()
+    }
+    total = tallies.pop(TOTAL, Tally(TOTAL))
+    return total, tuple(sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name)))
+
+
+def _fate(old: _Fastest | None, new: _Fastest | None) -> str:
+    if old is None or new is None:
+        return "new" if old is None else "missing"
+    return "equal" if new.time_ms == old.time_ms else ("faster" if new.time_ms < old.time_ms else "slower")
+
+
+def _weights(connection: sa.Connection) -> dict[int, dict[str, int]]:
+    """config -> model -> weight, over every framework and number of GPUs."""
+    query = (
+        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.sum(ModelConfig.weight))
+        .join(Model, Model.id == ModelConfig.model_id)
+        .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
+    )
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for config_id, name, version, weight in connection.execute(query):
+        found[config_id][f"{name} {version}"] = int(weight)
+    return found
+
+
+def _tally_line(tally: Tally) -> str:
+    numbers = " ".join(f"{n:7}" for n in (tally.faster, tally.slower, tally.equal, tally.new, tally.missing))
+    times = f"{tally.before_ms:.6g} -> {tally.after_ms:.6g} ms"
+    change = "" if tally.ratio is None else f"{times} ({(tally.ratio - 1) * 100:+.2f} %)"
+    return f"{tally.name:40} {numbers}  {change}".rstrip()
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:.4g} %"
+
+
+def _short(entry: Entry) -> str:
+    params = entry.params if len(entry.params) <= _PARAMS_SHOWN else entry.params[:_PARAMS_SHOWN] + "..."
+    return f"#{entry.id} {entry.solver} [{params}]; {entry.origin}"

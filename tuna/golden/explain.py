@@ -1,0 +1,147 @@
+"""Answers the reviewer: where does this entry of a golden version come from, and what was there before?"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import aliased
+
+from tuna.configs import parse_line
+from tuna.db.models import Config, GoldenEntry, GoldenKernel, Solver
+from tuna.errors import BadInput, NotFound
+from tuna.golden import entries
+from tuna.golden.entries import Entry
+from tuna.golden.versions import Version, find, of_library
+
+_COMPARED = ("time_ms", "solver", "workspace_bytes", "params", "algorithm", "problem_key", "session_id", "source")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An entry, its code objects, and the same entry (device, config, solver) of the base version."""
+
+    entry: Entry
+    kernels: tuple[str, ...]  #: SHA-256 of each
+    base_version: int | None
+    base: Entry | None
+    base_kernels: tuple[str, ...]
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The names of what differs from the base."""
+        if self.base is None:
+            return ()
+        names = [name for name in _COMPARED if getattr(self.entry, name) != getattr(self.base, name)]
+        return (*names, *(["kernels"] if self.kernels != self.base_kernels else []))
+
+    @property
+    def verdict(self) -> str:
+        """What became of the base's entry, in one sentence."""
+        if self.base_version is None:
+            return "the version has no base"
+        if self.base is None:
+            return f"new: version {self.base_version} has no such entry"
+        if not self.changes:
+            return f"taken over from version {self.base_version} (#{self.base.id})"
+        return f"replaced that of version {self.base_version} (#{self.base.id}): {', '.join(self.changes)}"
+
+    def lines(self) -> list[str]:
+        """For people."""
+        e = self.entry
+        found = [f"#{e.id} in version {e.version}: {e.layer} on {e.arch} x {e.num_cu}, {e.solver}"]
+        found += [f"  config key  {e.config_key}", f"  problem key {e.problem_key or '-'}"]
+        found += _result_lines("", e, self.kernels)
+        found.append(f"  {self.verdict}")
+        if self.base is not None and self.changes:
+            found += _result_lines("before: ", self.base, self.base_kernels)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        before = self.base.as_json() | {"kernels": list(self.base_kernels)} if self.base else None
+        return {
+            "entry": self.entry.as_json() | {"kernels": list(self.kernels)},
+            "base_version": self.base_version,
+            "base": before,
+            "changes": list(self.changes),
+            "verdict": self.verdict,
+        }
+
+
+def explain(
+    connection: sa.Connection, version: int, key: str, solver: str | None = None, library: str | None = None
+) -> list[Explanation]:
+    """Every entry of the version that `key` names: an entry's id, a layer's key, problem key, label or driver command.
+
+    Ordered by device, layer and time. Raises NotFound when there is none.
+    """
+    subject = find(connection, version, library)
+    query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))
+    if solver is not None:
+        query = query.join(Solver, Solver.id == GoldenEntry.solver_id).where(Solver.name == solver)
+    order = (GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id, GoldenEntry.time_ms, GoldenEntry.id)
+    ids = list(connection.execute(query.order_by(*order)).scalars())
+    if not ids:
+        with_solver = f" with {solver}" if solver else ""
+        raise NotFound(f"The {subject} has no entry {key}{with_solver}.", hint=_KEYS)
+    return _explanations(connection, subject, ids)
+
+
+_KEYS = "name an entry by its number, or a layer by config key, problem key, label or driver command"
+
+
+def _named(key: str) -> sa.ColumnElement[bool]:
+    number = key.removeprefix("#").replace(",", "")
+    if number.isascii() and number.isdigit() and len(number) < 19:
+        return GoldenEntry.id == int(number)
+    names = [Config.key == key, Config.problem_key == key, Config.label == key, Config.driver == key]
+    with contextlib.suppress(BadInput):
+        names += [Config.key == config.key for config in parse_line(key)]
+    configs = sa.select(Config.id).where(sa.or_(*names))
+    return sa.or_(GoldenEntry.config_id.in_(configs), GoldenEntry.problem_key == key)
+
+
+def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:
+    before: dict[int, int] = {}
+    if subject.base_version is not None:
+        base_id = {one.version: one.id for one in of_library(connection, subject.library)}[subject.base_version]
+        entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
+        same = [getattr(entry, name) == getattr(base, name) for name in ("arch", "num_cu", "config_id", "solver_id")]
+        query = sa.select(entry.id, base.id).join(base, sa.and_(base.golden_id == base_id, *same))
+        before = dict(connection.execute(query.where(entry.id.in_(ids))).tuples())
+    found = entries.read(connection, [*ids, *before.values()])
+    kernels = _kernels(connection, list(found))
+    return [
+        Explanation(
+            entry=found[number],
+            kernels=kernels.get(number, ()),
+            base_version=subject.base_version,
+            base=found[before[number]] if number in before else None,
+            base_kernels=kernels.get(before[number], ()) if number in before else (),
+        )
+        for number in ids
+    ]
+
+
+def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, ...]]:
+    query = sa.select(GoldenKernel.golden_entry_id, GoldenKernel.kernel)
+    rows = connection.execute(
+        query.where(GoldenKernel.golden_entry_id.in_(ids)).order_by(GoldenKernel.golden_entry_id, GoldenKernel.number)
+    )
+    found: dict[int, tuple[str, ...]] = {}
+    for number, digest in rows:
+        found[number] = (*found.get(number, ()), digest)
+    return found
+
+
+def _result_lines(mark: str, entry: Entry, kernels: tuple[str, ...]) -> list[str]:
+    algorithm = f", {entry.algorithm}" if entry.algorithm else ""
+    found = [
+        f"  {mark}{entry.time_ms:.6g} ms, workspace {entry.workspace_bytes} bytes{algorithm}",
+        f"  {mark}{entry.solver} [{entry.params}]",
+        f"  {mark}{entry.origin}",
+    ]
+    return found + [f"  {mark}kernel {digest}" for digest in kernels]

@@ -1,0 +1,69 @@
+"""Moves golden versions between their states: promotes drafts, rolls back releases."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tuna.db.engine import retrying, writing
+from tuna.db.models import Golden
+from tuna.db.types import utc_now
+from tuna.errors import BadInput, NotFound
+from tuna.golden import compare
+from tuna.golden.compare import PromotionReport
+from tuna.golden.errors import GateViolated, GoldenFrozen
+from tuna.golden.versions import GoldenState, Version, current, find, of_library
+
+
+def promote(
+    engine: sa.Engine,
+    version: int,
+    *,
+    max_regression: float | None = None,
+    min_gain: float | None = None,
+    library: str | None = None,
+) -> PromotionReport:
+    """Release a draft if it passes the gate against what is released now, or against its base if nothing is.
+
+    Raises NotFound, GoldenFrozen for a version that was promoted before, GateViolated with what it violates.
+    """
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            library = find(connection, version, library).library
+            there = {one.version: one for one in of_library(connection, library, lock=True)}
+            draft = there[version]
+            if draft.state is not GoldenState.DRAFT:
+                raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
+            other = current(there.values()) or (there[draft.base_version] if draft.base_version is not None else None)
+            report = compare.compare(connection, draft, other)
+            violations = compare.check_gate(report, max_regression, min_gain)
+            if violations:
+                against = f" --against {other.version}" if other else ""
+                raise GateViolated(
+                    f"The {draft} is not promoted: {'; '.join(violations)}.",
+                    hint=f"look at: tuna golden report {version}{against}",
+                )
+            _move(connection, draft, GoldenState.PROMOTED)
+    return report
+
+
+def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:
+    """Withdraw the library's newest release; returns it and the one before it, which is current again, if any."""
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            there = of_library(connection, library, lock=True)
+            if not there:
+                names = connection.execute(sa.select(Golden.library).distinct().order_by(Golden.library)).scalars()
+                raise NotFound(
+                    f"{library} has no golden versions.", hint=f"libraries: {', '.join(names) or 'none yet'}"
+                )
+            newest = current(there)
+            if newest is None:
+                raise BadInput(f"No golden version of {library} is promoted.", hint="see: tuna golden list")
+            _move(connection, newest, GoldenState.WITHDRAWN)
+            answer = newest, current(one for one in there if one is not newest)
+    return answer
+
+
+def _move(connection: sa.Connection, version: Version, state: GoldenState) -> None:
+    values = {"state": state.value} | ({"promoted_at": utc_now()} if state is GoldenState.PROMOTED else {})
+    connection.execute(sa.update(Golden).where(Golden.id == version.id).values(**values))
