@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from shared_data import need
 
 from tuna.db import schema
 from tuna.db.engine import make_engine
@@ -23,12 +24,6 @@ from tuna.settings import get_settings
 from tuna.testing.rocm import install
 
 _START_S = 60.0
-
-
-def need(there: object, what: str) -> None:
-    """Skip at home, fail in CI, when something that a test needs is not there."""
-    if not there:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{what} is not here")
 
 
 @pytest.fixture(scope="session")

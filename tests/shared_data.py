@@ -1,4 +1,4 @@
-"""Real commands, exchanges and databases of MIOpen, which live outside the repository."""
+"""What tests need that is not in the repository: services, and MIOpen's real commands, exchanges and databases."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 
+def need(there: object, what: str) -> None:
+    """Skip at home, fail in CI, when something that a test needs is not there."""
+    if not there:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{what} is not here")
+
+
 def shared_data(*parts: str) -> Path:
-    """A file or folder in TUNA_TEST_DATA, else in shared/data beside the repository; skips without, fails in CI."""
+    """A file or folder in TUNA_TEST_DATA, else in shared/data beside the repository."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     path = Path(os.environ.get("TUNA_TEST_DATA") or beside).joinpath(*parts)
-    if not path.exists():
-        reason = f"{path} is missing: set TUNA_TEST_DATA to a copy of the data that tests use"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    need(path.exists(), f"{path} (set TUNA_TEST_DATA to a copy of the data that tests use)")
     return path

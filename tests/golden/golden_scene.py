@@ -48,7 +48,9 @@ class Scene:
         state, cause, ok = values.pop("state", "evaluated"), values.pop("cause", None), values.pop("ok", True)
         with self.builder() as build:
             if "code" in values:
-                values["kernels"] = [(build.kernel(code), f"k{n}.o", "-O3") for n, code in enumerate(values.pop("code"))]
+                values["kernels"] = [
+                    (build.kernel(code), f"k{n}.o", "-O3") for n, code in enumerate(values.pop("code"))
+                ]
             if "workload" in values:
                 values["workload"] = build.kernel(values["workload"])
             library = build.connection.execute(

@@ -87,7 +87,10 @@ def test_another_device_replaces_nothing(scene: Scene) -> None:
     scene.build(1, scene.session({(A, ASM): 1.0}))
     scene.build(2, scene.session({(A, ASM): 2.0}, arch="gfx908", num_cu=120), base=1)
     scene.build(3, scene.session({(A, ASM): 3.0}, num_cu=110), base=2)
-    assert [(row.arch, row.num_cu, row.time_ms) for row in scene.entries(2)] == [("gfx908", 120, 2.0), ("gfx90a", 104, 1.0)]
+    assert [(row.arch, row.num_cu, row.time_ms) for row in scene.entries(2)] == [
+        ("gfx908", 120, 2.0),
+        ("gfx90a", 104, 1.0),
+    ]
     assert sorted(row.time_ms for row in scene.entries(3)) == [1.0, 2.0, 3.0]
 
 
@@ -265,7 +268,9 @@ def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None
 def test_batch_norm_and_a_kind_of_its_own(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0})
     scene.execute(
-        sa.update(models.Config).where(models.Config.id == scene.config_id(B)).values(kind="batch_norm", problem_key=None)
+        sa.update(models.Config)
+        .where(models.Config.id == scene.config_id(B))
+        .values(kind="batch_norm", problem_key=None)
     )
     assert scene.build(1, session, kind="batch_norm").entries == 1
     assert scene.entries(1)[0].config_id == scene.config_id(B)

@@ -45,7 +45,9 @@ class Broken(Exception):
     """Raised in the middle."""
 
 
-def _on_write(engine: sa.Engine, act: Callable[[int, str], None], when: str = "after_cursor_execute") -> Callable[[], None]:
+def _on_write(
+    engine: sa.Engine, act: Callable[[int, str], None], when: str = "after_cursor_execute"
+) -> Callable[[], None]:
     """Call `act(number, statement)` at each writing statement; returns what ends it."""
     count = 0
 
@@ -218,7 +220,9 @@ def _many(scene: Scene) -> int:
     """A session with 200,000 results of 20,000 layers, each with job, attempt, trial and kernel."""
     session = scene.session({(A, f"Solver{number}"): 1.0 for number in range(10)})
     solver = scene.rows(sa.select(sa.func.min(models.Solver.id)))[0][0]
-    digits = " CROSS JOIN ".join(f"({' UNION ALL '.join(f'SELECT {n} AS d' for n in range(10))}) t{i}" for i in range(5))
+    digits = " CROSS JOIN ".join(
+        f"({' UNION ALL '.join(f'SELECT {n} AS d' for n in range(10))}) t{i}" for i in range(5)
+    )
     numbers = "SELECT t0.d + 10*t1.d + 100*t2.d + 1000*t3.d + 10000*t4.d AS n FROM " + digits
     key = "printf('%064d', n)" if scene.engine.dialect.name == "sqlite" else "LPAD(n, 64, '0')"
     with scene.builder() as build:
@@ -261,5 +265,3 @@ def test_two_hundred_thousand_results_are_built_in_seconds(scene: Scene) -> None
     promote(scene.engine, 3, max_regression=0.0)
     print(f"{scene.engine.dialect.name} from a base, compared: {time.monotonic() - started:.1f} s")
     assert time.monotonic() - started < _BUILD_S
-
-

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import need
+from shared_data import need
 
 from tuna.embedded_redis import program
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -20,21 +18,11 @@ import sqlalchemy as sa
 from tuna import files
 from tuna.configs import problem_key
 from tuna.db.models import Config
-from tuna.errors import BadInput, NotFound
-from tuna.exports import find_db, kernel_db, naming, perf_db, select, spool, tvm_db
+from tuna.errors import BadInput
+from tuna.exports import find_db, kernel_db, perf_db, select, spool, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
-from tuna.exports.select import KernelOf, SolverFacts, Source
-
-
-class Form(str, Enum):
-    """What can be exported."""
-
-    FIND = "find"  #: times, workspaces and algorithms, as text
-    PERF = "perf"  #: params of the tunable solvers, in SQLite or as text
-    KERNEL = "kernel"  #: compiled code of the fastest solvers, in SQLite
-    TVM = "tvm"  #: TVM's own tuning database, a directory
-
-    __str__ = str.__str__
+from tuna.exports.select import KernelOf, Source
+from tuna.exports.task import Form, Options, Task
 
 
 @dataclass(frozen=True)
@@ -45,9 +33,6 @@ class ExportReport:
     entries: int  #: items, rows or records
     configs: int  #: distinct problems among them
     skipped: Mapping[str, int]  #: results left out, by reason
-
-
-_TITLES = {Form.FIND: "find db", Form.PERF: "perf db", Form.KERNEL: "kernel db", Form.TVM: "TVM database"}
 
 
 def export(
@@ -71,7 +56,7 @@ def export(
     Equal results give equal bytes; an older file is replaced at once or not at all. Raises NotFound if there is no such
     session or tag, or nothing to export (then nothing is written), BadInput, or StorageFull.
     """
-    options = _Options(Form(form), filename, config_tag, top, text, packed, opencl)
+    options = Options(Form(form), filename, config_tag, top, text, packed, opencl)
     return _export(connection, select.session_source(connection, session_id), directory, options)
 
 
@@ -97,102 +82,23 @@ def export_golden(
     and solver what was measured last, of equally late ones that of fewer CUs; a kernel db holds the code of the
     winners of each CU count. There is no TVM database of a golden version.
     """
-    options = _Options(Form(form), filename, config_tag, top, text, packed, opencl)
+    options = Options(Form(form), filename, config_tag, top, text, packed, opencl)
     return _export(connection, select.golden_source(connection, library, version, arch, num_cu), directory, options)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How to export; see `export`."""
-
-    form: Form
-    filename: str | None
-    tag: str | None
-    top: int
-    text: bool
-    packed: bool
-    opencl: bool
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise BadInput(f"at least one entry for each config has to be kept, not {self.top}.")
-        for wanted, form, what in ((self.text, Form.PERF, "text form"), (self.opencl, Form.FIND, "form for OpenCL")):
-            if wanted and self.form is not form:
-                raise BadInput(f"Only a {_TITLES[form]} has a {what}, a {_TITLES[self.form]} has none.")
-        if self.packed and self.form is Form.TVM:
-            raise BadInput("A TVM database is a directory, which is not packed.")
-
-    def path(self, source: Source, directory: Path) -> Path:
-        """Where the file goes."""
-        named = self.filename is not None
-        base = naming.given_name(self.filename or "") if named else naming.base_name(source.arch, source.num_cu)
-        backend = "OpenCL" if self.opencl else naming.backend(source.library)
-        extensions = {Form.FIND: f".{backend}.fdb.txt", Form.KERNEL: ".kdb", Form.TVM: ".tvm"}
-        extensions[Form.PERF] = ".db.txt" if self.text else ".db"
-        return directory / f"{base}{extensions[self.form]}{'.bz2' if self.packed else ''}"
-
-
-def _export(connection: sa.Connection, source: Source, directory: Path, options: _Options) -> ExportReport:
+def _export(connection: sa.Connection, source: Source, directory: Path, options: Options) -> ExportReport:
     form = options.form
     if options.tag is not None:
         select.check_tag(connection, options.tag)
     if form is Form.TVM and (source.library != "tvm" or not source.environment_key):
         raise BadInput(f"{source.title} is for {source.library}: only a tvm session has a TVM database.")
-    task = _Task(connection, source, options, select.solvers(connection, source.library))
+    task = Task(connection, source, options, select.solvers(connection, source.library))
     path = options.path(source, directory)
     entries = _WRITERS[form](task, path)
     return ExportReport(path, entries, task.configs, dict(sorted((+task.skipped).items())))
 
 
-@dataclass
-class _Task:
-    """One export under way."""
-
-    connection: sa.Connection
-    source: Source
-    options: _Options
-    solvers: Mapping[int, SolverFacts]
-    skipped: Counter[str] = field(default_factory=Counter)
-    configs: int = 0
-
-    def results(
-        self, *names: str, key: Any = None, last: Any = None, ordered: bool = False
-    ) -> Iterator[tuple[Any, ...]]:
-        """(key, columns of these names, last, age) of the results that have a key, by default MIOpen's."""
-        source, tag = self.source, self.options.tag
-        columns = [*map(source.column, names), *(() if last is None else (last,)), *source.age]
-        return select.results(self.connection, source, tag, source.key if key is None else key, columns, ordered)
-
-    def check(self, entries: int) -> None:
-        """Raise NotFound if nothing was written."""
-        if entries:
-            return
-        where = f" with the tag {self.options.tag!r}" if self.options.tag is not None else ""
-        why = select.total(+self.skipped)
-        raise NotFound(
-            f"{self.source.title} has no results{where} for a {_TITLES[self.options.form]}{f' ({why})' if why else ''}.",
-            hint="`tuna status` shows which jobs have finished",
-        )
-
-    @contextlib.contextmanager
-    def file(self, path: Path) -> Iterator[Path]:
-        """Lend a path to write to; what is there in the end takes the place of `path`, packed if that is wanted."""
-        with files.atomic_file(path) as temporary:
-            if not self.options.packed:
-                yield temporary
-                return
-            plain = temporary.with_name(f"{temporary.name}.plain")
-            try:
-                yield plain
-                from tuna.exports import compressed
-
-                compressed.pack(plain, temporary)
-            finally:
-                for left in (plain, Path(f"{plain}-journal")):
-                    left.unlink(missing_ok=True)
-
-
-def _find(task: _Task, path: Path) -> int:
+def _find(task: Task, path: Path) -> int:
     with task.file(path) as temporary:
         with open(temporary, "wb") as stream:
             entries = find_db.write(stream, _find_records(task))
@@ -200,7 +106,7 @@ def _find(task: _Task, path: Path) -> int:
     return entries
 
 
-def _find_records(task: _Task) -> Iterator[FindRecord]:
+def _find_records(task: Task) -> Iterator[FindRecord]:
     top, mixed, skipped = task.options.top, task.source.mixed, task.skipped
     skipped.update(select.count_keyless(task.connection, task.source, task.options.tag))
     rows = task.results("solver_id", "time_ms", "workspace_bytes", "algorithm", ordered=True)
@@ -240,7 +146,7 @@ def _algorithm(solver: str, named: str, family: str, direction: str) -> tuple[st
     return find_db.algorithm_name(family, direction), ""
 
 
-def _perf(task: _Task, path: Path) -> int:
+def _perf(task: Task, path: Path) -> int:
     with task.file(path) as temporary:
         if task.options.text:
             with open(temporary, "wb") as stream:
@@ -253,7 +159,7 @@ def _perf(task: _Task, path: Path) -> int:
     return entries
 
 
-def _perf_records(task: _Task) -> Iterator[perf_db.PerfRecord]:
+def _perf_records(task: Task) -> Iterator[perf_db.PerfRecord]:
     """Rows of find-db keys that share a perf-db row come together; whichever was the fastest gives the params."""
     ordered = spool.sort_rows(_perf_rows(task), width=7, by=2)
     for _, group in select.by_key(ordered):
@@ -269,7 +175,7 @@ def _perf_records(task: _Task) -> Iterator[perf_db.PerfRecord]:
             yield perf_db.PerfRecord(key, solver, params)
 
 
-def _perf_rows(task: _Task) -> Iterator[tuple[Any, ...]]:
+def _perf_rows(task: Task) -> Iterator[tuple[Any, ...]]:
     """(perf key in order, time, solver, params, find-db key, age); an imported row without a time comes last."""
     names = ("solver_id", "time_ms", "params", *(("job_id",) if not task.source.age else ()))
     skipped, before, order = task.skipped, "", ""
@@ -291,14 +197,14 @@ def _perf_rows(task: _Task) -> Iterator[tuple[Any, ...]]:
             yield order, math.inf if untimed else time_ms, solver.name, params, key, *age
 
 
-def _kernel(task: _Task, path: Path) -> int:
+def _kernel(task: Task, path: Path) -> int:
     with task.file(path) as temporary:
         entries = kernel_db.write(temporary, _kernel_records(task))
         task.check(entries)
     return entries
 
 
-def _kernel_records(task: _Task) -> Iterator[kernel_db.KernelRecord]:
+def _kernel_records(task: Task) -> Iterator[kernel_db.KernelRecord]:
     written: dict[bytes, str] = {}
     before = -1
     for kernel in select.kernels(task.connection, task.source, _winners(task)):
@@ -328,7 +234,7 @@ def _kernel_names(kernel: KernelOf, arch: str) -> tuple[str, str]:
     return name, kernel.args if complete else f"{kernel.args} -mcpu={arch}"
 
 
-def _winners(task: _Task) -> Iterator[int]:
+def _winners(task: Task) -> Iterator[int]:
     """The ids of the fastest results of each key and CU count, in order; a layer without a key has its driver command."""
     ordered = spool.sort_rows(_timed(task), width=6, by=5)
     for _, group in groupby(ordered, key=itemgetter(0, 1)):
@@ -337,7 +243,7 @@ def _winners(task: _Task) -> Iterator[int]:
         yield rows[0][-1]
 
 
-def _timed(task: _Task) -> Iterator[tuple[Any, ...]]:
+def _timed(task: Task) -> Iterator[tuple[Any, ...]]:
     key = sa.func.coalesce(task.source.key, Config.driver)
     for order, result_id, solver_id, time_ms, config, *age in task.results(
         "id", "solver_id", "time_ms", key=key, last=Config.key
@@ -348,7 +254,7 @@ def _timed(task: _Task) -> Iterator[tuple[Any, ...]]:
             task.skipped[select.NO_TIME] += 1
 
 
-def _tvm(task: _Task, path: Path) -> int:
+def _tvm(task: Task, path: Path) -> int:
     with files.atomic_directory(path) as temporary:
         entries = tvm_db.write(temporary, task.source.environment_key, _tuned_layers(task))
         task.check(entries)
@@ -368,7 +274,7 @@ class _Winner(NamedTuple):
     config_key: str
 
 
-def _tuned_layers(task: _Task) -> Iterator[tvm_db.TunedLayer]:
+def _tuned_layers(task: Task) -> Iterator[tvm_db.TunedLayer]:
     ordered = spool.sort_rows(_tuned(task), width=len(_Winner._fields), by=3)
     for driver, group in select.by_key(ordered):
         written = False
@@ -387,7 +293,7 @@ def _tuned_layers(task: _Task) -> Iterator[tvm_db.TunedLayer]:
         task.configs += written
 
 
-def _tuned(task: _Task) -> Iterator[_Winner]:
+def _tuned(task: Task) -> Iterator[_Winner]:
     names = ("time_ms", "solver_id", "job_id", "trial_number", "workload", "params")
     for driver, time_ms, solver_id, *rest in task.results(*names, key=Config.driver, last=Config.key):
         if select.is_time(time_ms):
@@ -396,7 +302,7 @@ def _tuned(task: _Task) -> Iterator[_Winner]:
             task.skipped[select.NO_TIME] += 1
 
 
-def _tuned_records(task: _Task, winner: _Winner) -> tuple[tvm_db.TunedRecord, ...]:
+def _tuned_records(task: Task, winner: _Winner) -> tuple[tvm_db.TunedRecord, ...]:
     """The checked winner, then what was slower. Whatever seemed faster lost when it was measured again."""
     target, top = task.source.target, task.options.top
     records = [tvm_db.tuned_record(winner.params, winner.time_ms / 1000, target)]

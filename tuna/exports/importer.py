@@ -183,7 +183,7 @@ def _import_find(task: Task, records: Iterator[FindRecord]) -> None:
 def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
     """The configs of find-db keys, made if they are new; a key and its config are each other's only one."""
     query = sa.select(Config.problem_key, Config.id).where(Config.problem_key.in_([record.key for record in part]))
-    ids: dict[str, int] = {row[0]: row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))}
+    ids = {row[0] or "": row[1] for row in batch.connection.execute(query.order_by(Config.id.desc()))}
     made = {}
     for record in part:
         if record.key not in ids:
@@ -235,25 +235,23 @@ def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
     )
     with reading(task.engine) as connection:
         rows = connection.execute(query, execution_options={"yield_per": 5000})
-        return {(problem_key.parse(key).perf(), solver_id): params for key, solver_id, params in rows}
+        return {(problem_key.parse(key or "").perf(), solver_id): params for key, solver_id, params in rows}
 
 
 def _import_perf(task: Task, records: Iterator[PerfRecord]) -> None:
     wanted: dict[PerfKey, dict[str, str]] = {}
     for record in records:
         solvers = wanted.setdefault(record.key, {})
-        if solvers.setdefault(record.solver, record.params) is not record.params:
+        if solvers.setdefault(canonical_name(record.solver), record.params) is not record.params:
             task.skipped["an earlier row has the same key and solver"] += 1
-    candidates = _layers_of(task, wanted)
+    layers = _layers_of(task, wanted)
 
     def store(batch: Batch, part: Sequence[PerfKey]) -> None:
-        _make_missing(batch, part, wanted, candidates)
-        batch.read({config_id for key in part for config_id in candidates.get(key, ())})
+        made = _make(batch, [key for key in part if not layers[key]], wanted)
+        ids_of = {key: layers[key] or [made[key]] for key in part if layers[key] or key in made}
+        batch.read({config_id for ids in ids_of.values() for config_id in ids})
         there = {config_id for config_id, _ in batch.before}
-        for key in part:
-            ids = candidates.get(key)
-            if not ids:
-                continue
+        for key, ids in ids_of.items():
             batch.counts["configs"] += 1
             preferred = next((config_id for config_id in ids if config_id in there), ids[0])
             for solver, params in wanted[key].items():
@@ -281,24 +279,18 @@ def _layers_of(task: Task, wanted: Iterable[PerfKey]) -> dict[PerfKey, list[int]
     query = sa.select(Config.id, Config.problem_key).where(Config.problem_key.is_not(None)).order_by(Config.problem_key)
     with reading(task.engine) as connection:
         for config_id, text in connection.execute(query, execution_options={"yield_per": 5000}):
-            key = problem_key.parse(text).perf()
+            key = problem_key.parse(text or "").perf()
             if key in found:
                 found[key].append(config_id)
     return found
 
 
-def _make_missing(
-    batch: Batch,
-    part: Sequence[PerfKey],
-    wanted: Mapping[PerfKey, Mapping[str, str]],
-    candidates: dict[PerfKey, list[int]],
-) -> None:
+def _make(batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mapping[str, str]]) -> dict[PerfKey, int]:
+    """Layers for perf-db rows that none has yet."""
     made = {}
     for key in part:
-        if not candidates[key]:
-            try:
-                made[key] = problem_key.conv_from_perf(key)
-            except BadInput as error:
-                batch.skipped[_why(error)] += len(wanted[key])
-    for key, config_id in batch.store_configs(made).items():
-        candidates[key] = [config_id]
+        try:
+            made[key] = problem_key.conv_from_perf(key)
+        except BadInput as error:
+            batch.skipped[_why(error)] += len(wanted[key])
+    return batch.store_configs(made)

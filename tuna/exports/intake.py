@@ -113,7 +113,8 @@ class Batch:
         row = self.before.get(name)
         if row is not None and row.job_id is not None:
             return False
-        old = dict(zip(_VALUES, (None, 0, "", "", None), strict=True)) if row is None else row._asdict()
+        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", None), strict=True))
+        old: dict[str, Any] = empty if row is None else row._asdict()
         new = {column: values.get(column, old[column]) for column in _VALUES}
         if row is None or any(new[column] != old[column] for column in _VALUES):
             self.changed[name] = new | {"source": _joined(old.get("source"), self.task.source)}

@@ -149,7 +149,7 @@ def _chosen(query: sa.Select[Any], source: Source, tag: str | None) -> sa.Select
 def count_keyless(connection: sa.Connection, source: Source, tag: str | None) -> dict[str, int]:
     """How many results have no key, by why."""
     query = sa.select(Config.kind, sa.func.count()).where(source.key.is_(None)).group_by(Config.kind)
-    rows = connection.execute(_chosen(query, source, tag))
+    rows: Any = connection.execute(_chosen(query, source, tag))
     return {f"MIOpen has no key for a {kind} config": count for kind, count in rows}
 
 

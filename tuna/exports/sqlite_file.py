@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tuna.errors import BadInput
+from tuna.exports import compressed
 
 #: Page size and journal mode of the files that MIOpen ships.
 _PAGE_BYTES = 4096
@@ -35,13 +36,27 @@ def create(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database in `path`, which is not changed; raises BadInput if it is none."""
+    """The database in `path`, packed or not, which is not changed; raises BadInput if it is none."""
     if not path.is_file():
         raise BadInput(f"{path} is no file.")
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        yield connection
-    except sqlite3.Error as error:
-        raise BadInput(f"{path} cannot be read: {error}.") from error
-    finally:
-        connection.close()
+    with compressed.unpacked(path) as plain:
+        connection = sqlite3.connect(f"{plain.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            # Functions in the views and defaults of a foreign file do not run.
+            connection.execute("PRAGMA trusted_schema = OFF")
+            yield connection
+        except sqlite3.Error as error:
+            raise BadInput(f"{path} cannot be read: {error}.") from error
+        finally:
+            connection.close()
+
+
+def columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The names of a table's columns; none if there is no such table."""
+    return {row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+
+
+def is_wal(path: Path) -> bool:
+    """Whether the header of a plain file says that its journal is a write-ahead log."""
+    with open(path, "rb") as stream:
+        return 2 in stream.read(20)[18:20]

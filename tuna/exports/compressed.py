@@ -1,0 +1,133 @@
+"""Database files packed with bzip2, as MIOpen ships its larger ones: reading them as if they were not, and packing."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import errno
+import io
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from tuna.errors import BadInput, StorageFull
+from tuna.files import atomic_file
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+#: A packed file that unpacks to more is refused: a few kilobytes can hold terabytes.
+LIMIT_BYTES = 8 << 30
+#: Longest line of a text database; MIOpen's own have less than 2000 characters.
+LINE_LIMIT = 16 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the file's name says that it is packed."""
+    return path.suffix == ".bz2"
+
+
+def plain_name(path: Path) -> str:
+    """The file's name without `.bz2`."""
+    return path.name.removesuffix(".bz2")
+
+
+class _Unpacker(io.RawIOBase):
+    """The plain bytes of a packed file, up to a limit."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path, self._limit, self._read = path, limit_bytes, 0
+        self._stream = bz2.open(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        try:
+            count = self._stream.readinto(buffer)
+        except (OSError, EOFError) as error:
+            raise BadInput(f"{self._path} cannot be unpacked: {error}.") from error
+        self._read += count
+        if self._read > self._limit:
+            raise BadInput(f"{self._path} unpacks to more than {self._limit} bytes.", hint="unpack it with bunzip2")
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def open_text(path: Path, limit_bytes: int = LIMIT_BYTES) -> TextIO:
+    """The text of a file, packed or not, with its line ends as they are; close it, or use it in a `with`.
+
+    Opening raises OSError. Reading raises BadInput if the packed data is damaged or has more than `limit_bytes`.
+    """
+    if not is_packed(path):
+        return open(path, encoding="utf-8", newline="\n")
+    plain = io.BufferedReader(_Unpacker(path, limit_bytes), _CHUNK_BYTES)
+    return io.TextIOWrapper(plain, encoding="utf-8", newline="\n")
+
+
+def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, each with its number and without its end; raises BadInput if it is no `what`."""
+    try:
+        with open_text(path) as stream:
+            for number, line in enumerate(iter(partial(stream.readline, LINE_LIMIT), ""), 1):
+                if len(line) == LINE_LIMIT:
+                    raise BadInput(f"{path} is no {what}: line {number} does not end.")
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is no {what}: it is not valid UTF-8.") from error
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
+    """Lend the path of a plain file: `path` itself, or a temporary copy in TMPDIR if it is packed.
+
+    Raises BadInput if the file cannot be read or unpacked, or has more than `limit_bytes`; StorageFull.
+    """
+    if not is_packed(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="tuna-") as directory:
+        plain = Path(directory) / plain_name(path)
+        try:
+            with _Unpacker(path, limit_bytes) as source, open(plain, "wb") as out:
+                while chunk := source.read(_CHUNK_BYTES):
+                    out.write(chunk)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(f"There is no space left in {directory} to unpack {path}.") from error
+            raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+        yield plain
+
+
+def pack(path_in: Path, path_out: Path) -> None:
+    """Pack a file with bzip2 at level 9; equal input gives equal bytes. Raises OSError."""
+    packer = bz2.BZ2Compressor(9)
+    with open(path_in, "rb") as source, open(path_out, "wb") as out:
+        while chunk := source.read(_CHUNK_BYTES):
+            out.write(packer.compress(chunk))
+        out.write(packer.flush())
+
+
+@contextlib.contextmanager
+def packed_file(path: Path) -> Iterator[Path]:
+    """`files.atomic_file`, but what was written is packed first if `path` ends in `.bz2`."""
+    with atomic_file(path) as temporary:
+        if not is_packed(path):
+            yield temporary
+            return
+        plain = temporary.with_name(f"{temporary.name}.plain")
+        try:
+            yield plain
+            pack(plain, temporary)
+        finally:
+            for left in (plain, Path(f"{plain}-journal")):
+                left.unlink(missing_ok=True)
