@@ -13,9 +13,10 @@ from builders import DRIVERS, START, DatabaseBuilder
 
 from tuna.db import models
 from tuna.db.engine import reading, writing
-from tuna.golden import BuildReport, build
+from tuna.golden import BuildReport, Explanation, PromotionReport, build, explain, report, report_session, versions
 
-A, B, C = DRIVERS[:3]
+A, B, C, D = DRIVERS[:4]
+ASM, GEMM = "ConvAsm3x3U", "GemmFwdRest"
 KEY = ("arch", "num_cu", "config_id", "solver_id")
 
 
@@ -69,6 +70,26 @@ class Scene:
         """Build a version."""
         wishes = {"overwrite": False} | wishes
         return build(self.engine, version=version, session_id=session, base_version=base, **wishes)
+
+    def report(self, version: int, against: int | None = None, **wishes: Any) -> PromotionReport:
+        """Compare a version with its base, or with `against`."""
+        with reading(self.engine) as connection:
+            return report(connection, version, against, **wishes)
+
+    def report_session(self, session: int, version: int, **wishes: Any) -> PromotionReport:
+        """Compare what a session found with a version."""
+        with reading(self.engine) as connection:
+            return report_session(connection, session, version, **wishes)
+
+    def explain(self, version: int, key: str, **wishes: Any) -> list[Explanation]:
+        """Where the version's entries of `key` come from."""
+        with reading(self.engine) as connection:
+            return explain(connection, version, key, **wishes)
+
+    def states(self, library: str = "miopen") -> dict[int, str]:
+        """Version -> state."""
+        with reading(self.engine) as connection:
+            return {one.version: one.state.value for one in versions(connection, library)}
 
     def entries(self, version: int, library: str = "miopen") -> list[Any]:
         """The version's entries with names of layer and solver, in order."""

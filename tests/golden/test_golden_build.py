@@ -8,14 +8,12 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 from builders import START
-from golden_scene import A, B, C, Scene
+from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
 from tuna.pipeline.states import State
-
-ASM, GEMM = "ConvAsm3x3U", "GemmFwdRest"
 
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:

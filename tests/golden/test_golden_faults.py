@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from golden_scene import A, B, C, Scene
+from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.db import models
 from tuna.db.engine import make_engine, writing
 from tuna.golden import GoldenExists, SessionChanged, promote
 
-ASM, GEMM = "ConvAsm3x3U", "GemmFwdRest"
 ROWS = 200_000
 _BUILD_S = 60.0
 _KILLED = """

@@ -1,16 +1,53 @@
-"""Commands about database files that are there already: import-db, merge-db, db-diff, check-db."""
+"""Commands about database files: export, import-db, merge-db, db-diff, check-db."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuna.cli import options, transfer
-from tuna.cli.console import print_json
+from tuna.cli.console import print_json, print_table
+from tuna.errors import BadInput
 
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@click.command()
+@click.option("--session-id", type=click.IntRange(min=1), help="Whose results.")
+@click.option("--golden", type=click.IntRange(min=0), help="Golden version, instead of a session; needs --arch.")
+@click.option("--form", type=click.Choice(["find", "perf", "kernel", "tvm"]), required=True, help="Which database.")
+@click.option("-d", "--directory", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Where to.")
+@click.option("--arch", help="With --golden: architecture, such as gfx90a.")
+@click.option("--num-cu", type=click.IntRange(min=1), help="With --golden: compute units; default: all of them mixed.")
+@click.option("--library", default="miopen", show_default=True, help="With --golden: whose version.")
+@click.option("--filename", help="Base name; default: from architecture and number of compute units.")
+@click.option("--config-tag", help="Only layers that carry this tag.")
+@click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="Solvers kept for a layer.")
+@click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
+@click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
+@click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
+def export(
+    session_id: int | None,
+    golden: int | None,
+    form: str,
+    directory: Path,
+    arch: str | None,
+    num_cu: int | None,
+    library: str,
+    **wishes: Any,
+) -> None:
+    """Write results as a database: find, perf, kernel (MIOpen's formats) or tvm (TVM's own)."""
+    if (session_id is None) == (golden is None):
+        raise BadInput("Say whose results: either --session-id or --golden.")
+    if session_id is not None:
+        transfer.export(session_id, form, directory, **wishes)
+    else:
+        transfer.export_golden(golden or 0, form, directory, arch=arch or "", num_cu=num_cu, library=library, **wishes)
 
 
 @click.command()
@@ -50,18 +87,24 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 @click.command()
 @click.argument("a", type=_FILE)
 @click.argument("b", type=_FILE)
+@click.option("--entries", is_flag=True, help="Show each entry that differs, too.")
 @options.as_json
-def db_diff(a: Path, b: Path, as_json: bool) -> int:
+def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it does."""
-    from tuna.exports.diff import diff
+    from tuna.exports.diff import diff, differences, line
 
     found = diff(a, b)
     if as_json:
-        print_json(found.as_json())
-    else:
-        for line in found.lines():
-            click.echo(line)
-    return 1 if found.differs else 0
+        each = {"entries": [asdict(pair) for pair in differences(a, b)]} if entries else {}
+        print_json(found.as_json() | each)
+        return int(found.differs)
+    if entries:
+        for pair in differences(a, b):
+            click.echo(line(pair))
+    if found.differs:
+        print_table("", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4))
+    click.echo(found.summary())
+    return int(found.differs)
 
 
 @click.command()
@@ -70,13 +113,11 @@ def db_diff(a: Path, b: Path, as_json: bool) -> int:
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
     """Check a folder of databases by the rules of MIOpen's own test. Exit 1 if a rule is broken."""
-    from dataclasses import asdict
-
     from tuna.cli.database import open_database
     from tuna.db import solvers
     from tuna.db.engine import reading
-    from tuna.errors import BadInput
     from tuna.exports.check import check
+    from tuna.exports.select import kernels_of
 
     known: dict[str, bool] | None
     with reading(open_database()) as connection:
@@ -84,12 +125,20 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
             known = {solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)}
         except BadInput:
             known = None
-            click.echo(f"The solvers of {library} are not stored: rules about them are left out.", err=True)
-    faults = check(directory, known)
+        found = check(directory, known, partial(kernels_of, connection, library))
     if as_json:
-        print_json([asdict(fault) | {"file": str(fault.file)} for fault in faults])
-    else:
-        for fault in faults:
-            click.echo(f"{fault.file}: {fault.rule}: {fault.text}")
-        click.echo(f"{len(faults)} faults" if faults else "no fault")
-    return 1 if faults else 0
+        print_json(
+            {
+                "files": list(map(str, found.files)),
+                "entries": found.entries,
+                "left_out": dict(found.left_out),
+                "faults": [asdict(fault) | {"file": str(fault.file)} for fault in found.faults],
+            }
+        )
+        return int(bool(found.faults))
+    for fault in found.faults:
+        click.echo(f"{fault.file}: {fault.rule}: {fault.text}")
+    for why, count in sorted(found.left_out.items()):
+        click.echo(f"not checked: {count} {why}", err=True)
+    click.echo(f"{len(found.files)} files, {found.entries} entries: {len(found.faults) or 'no'} faults")
+    return int(bool(found.faults))

@@ -113,24 +113,34 @@ def _row(one: Version, current: bool) -> tuple[object, ...]:
 @golden.command()
 @_version
 @click.option("--against", type=_NUMBER, help="Version to compare with; default: the base.")
+@click.option("--session-id", type=click.IntRange(min=1), help="Compare what this session found with VERSION instead.")
 @_gate
 @_library
 @options.as_json
 def report(
     version: int,
     against: int | None,
+    session_id: int | None,
     max_regression: float | None,
     min_gain: float | None,
     library: str | None,
     as_json: bool,
 ) -> int:
-    """Compare a version with its base by model and layer; exit code 1 if it violates a limit that is given."""
+    """Compare a version with its base by model and layer; exit code 1 if it violates a limit that is given.
+
+    With --session-id a session is compared with VERSION, for the session's device model, before anything is built.
+    """
     from tuna.db.engine import reading
-    from tuna.golden import check_gate
+    from tuna.golden import check_gate, report_session
     from tuna.golden import report as compare
 
+    if against is not None and session_id is not None:
+        raise click.UsageError("With --session-id, VERSION is what is compared with: leave --against away.")
     with reading(open_database()) as connection:
-        found = compare(connection, version, against, library)
+        if session_id is None:
+            found = compare(connection, version, against, library)
+        else:
+            found = report_session(connection, session_id, version, library)
     violations = check_gate(found, max_regression, min_gain)
     if as_json:
         print_json(found.as_json() | {"violations": violations})

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tuna.cli import actions, options, transfer
+from tuna.cli import actions, options
 from tuna.cli.console import print_json, print_table
 
 
@@ -85,18 +85,6 @@ def _print(documents: list[dict[str, Any]], *, details: bool) -> None:
         click.echo(f"{failure['cause']} ({failure['attempts']}): {last}")
         if failure["reproduce"]:
             click.echo(f"  reproduce: {failure['reproduce']}")
-
-
-@click.command()
-@options.session_id
-@click.option("--form", type=click.Choice(["find", "perf", "kernel", "tvm"]), required=True, help="Which database.")
-@click.option("-d", "--directory", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Where to.")
-@click.option("--filename", help="Base name; default: from architecture and number of compute units.")
-@click.option("--config-tag", help="Only layers that carry this tag.")
-@click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="Solvers kept for a layer.")
-def export(session_id: int, form: str, directory: Path, filename: str | None, config_tag: str | None, top: int) -> None:
-    """Write a session's results as a database: find, perf, kernel (MIOpen's formats) or tvm (TVM's own)."""
-    transfer.export(session_id, form, directory, filename=filename, config_tag=config_tag, top=top)
 
 
 @click.command()

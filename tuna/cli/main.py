@@ -25,7 +25,7 @@ COMMANDS = {
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
     "status": ("tuna.cli.look", "status", "Show sessions, jobs by state and failures by cause."),
-    "export": ("tuna.cli.look", "export", "Write a session's results as a database."),
+    "export": ("tuna.cli.databases", "export", "Write results as a database."),
     "report": ("tuna.cli.look", "report", "Write a session's report as one HTML file."),
     "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": ("tuna.cli.databases", "import_db", "Import a find db or perf db of MIOpen's."),

@@ -107,7 +107,7 @@ def print_networks() -> None:
 
     with reading(open_database()) as connection:
         models, frameworks = networks.models(connection), networks.frameworks(connection)
-    rows = [("model", model.name, model.version, count) for model, count in models]
+    rows: list[tuple[object, ...]] = [("model", model.name, model.version, count) for model, count in models]
     rows += [("framework", item.name, item.version, "") for item in frameworks]
     print_table("", ("", "name", "version", "layers"), rows, right=(3,))
 
@@ -166,7 +166,7 @@ def import_db(
             session_id, _ = sessions.create(connection, environment, reason)
     elif facts:
         raise BadInput("With --session_id the environment is the session's; leave the rest out.")
-    report = read(engine, path, session_id=session_id)
+    report = read(engine, path, session_id)
     for why, count in sorted(report.skipped.items()):
         click.echo(f"not imported: {count} ({why})", err=True)
     click.echo(f"{report.rows} entries of {report.configs} layers ({report.new_configs} of them new)")
@@ -187,5 +187,8 @@ def merge_db(master: Path, target: Path, output: Path, *, keep_keys: bool) -> No
         if place.exists() and place.samefile(path):
             raise BadInput(f"The result would replace {path}.", hint="name another folder with --output")
         report = merge(path, target, place, keep_keys=keep_keys)
-        click.echo(f"{report.kept} kept, {report.replaced} replaced, {report.added} added")
+        click.echo(
+            f"{report.kept} kept, {report.replaced} replaced, {report.added} added, "
+            f"{report.dropped} dropped with their problems, {report.unusable} without a time"
+        )
         click.echo(str(place))

@@ -62,6 +62,19 @@ class PerfKey:
         """The key as a perf db in text form has it: the numbers, then layout, data type and direction, joined by x."""
         return "x".join(str(getattr(self, name)) for name in _PERF_TEXT)
 
+    @classmethod
+    def parse(cls, text: str) -> PerfKey:
+        """The inverse of `text`; raises BadInput."""
+        words = text.split("x")
+        if len(words) != len(_PERF_TEXT):
+            raise BadInput(f"{text!r} is no perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}")
+        try:
+            numbers = [int(word) if word.startswith("-") else _number(word) for word in words[: len(_PERF_NUMBERS)]]
+        except ValueError as error:
+            raise BadInput(f"{text!r} is no perf-db key: {error}") from None
+        layout, data_type, direction = words[len(_PERF_NUMBERS) :]
+        return cls(layout, data_type, direction, *numbers)
+
 
 PERF_FIELDS = tuple(field.name for field in fields(PerfKey))
 _PERF_NUMBERS = PERF_FIELDS[3:]

@@ -19,6 +19,8 @@ _WRITE = "tuna_write"
 _LITTLE_BYTES = 1 << 17
 #: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
 _RETRY_CODES = frozenset({1205, 1213})
+#: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away' and 'lost connection during query'.
+_OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013})
 
 
 def make_engine(url: str) -> sa.Engine:
@@ -93,8 +95,18 @@ def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
     return iter(stamina.retry_context(on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0))
 
 
+def is_outage(error: BaseException | None) -> bool:
+    """Whether the server went away or does not answer: the transaction was rolled back, and the server may come back."""
+    error = error.__cause__ if isinstance(error, DatabaseError) else error
+    return isinstance(error, DBAPIError) and (error.connection_invalidated or _code(error) in _OUTAGE_CODES)
+
+
+def _code(error: DBAPIError) -> Any:
+    return getattr(error.orig, "args", (None,))[0]
+
+
 def _is_deadlock(error: Exception) -> bool:
-    return isinstance(error, DBAPIError) and getattr(error.orig, "args", (None,))[0] in _RETRY_CODES
+    return isinstance(error, DBAPIError) and _code(error) in _RETRY_CODES
 
 
 @contextlib.contextmanager
@@ -121,7 +133,7 @@ def _no_room(engine: sa.Engine) -> bool:
 def _is_unusable(error: DBAPIError, text: str) -> bool:
     signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write")
     codes = (1044, 1045, 1049, 2002, 2003, 2005, 2006, 2013)  # no rights, no such database, no server
-    return any(sign in text for sign in signs) or getattr(error.orig, "args", (None,))[0] in codes
+    return any(sign in text for sign in signs) or _code(error) in codes
 
 
 def _last_words(text: str) -> str:

@@ -40,7 +40,7 @@ class _Unpacker(io.RawIOBase):
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit, self._read = path, limit_bytes, 0
-        self._stream = bz2.open(path)
+        self._stream = bz2.open(path)  # noqa: SIM115 (close() closes it)
 
     def readable(self) -> bool:
         return True

@@ -19,9 +19,9 @@ from tuna import files
 from tuna.configs import problem_key
 from tuna.db.models import Config
 from tuna.errors import BadInput
-from tuna.exports import find_db, kernel_db, perf_db, select, spool, tvm_db
+from tuna.exports import compressed, find_db, kernel_db, perf_db, perf_text, select, spool, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
-from tuna.exports.select import KernelOf, Source
+from tuna.exports.select import Source
 from tuna.exports.task import Form, Options, Task
 
 
@@ -99,7 +99,7 @@ def _export(connection: sa.Connection, source: Source, directory: Path, options:
 
 
 def _find(task: Task, path: Path) -> int:
-    with task.file(path) as temporary:
+    with compressed.packed_file(path) as temporary:
         with open(temporary, "wb") as stream:
             entries = find_db.write(stream, _find_records(task))
         task.check(entries)
@@ -147,11 +147,9 @@ def _algorithm(solver: str, named: str, family: str, direction: str) -> tuple[st
 
 
 def _perf(task: Task, path: Path) -> int:
-    with task.file(path) as temporary:
+    with compressed.packed_file(path) as temporary:
         if task.options.text:
             with open(temporary, "wb") as stream:
-                from tuna.exports import perf_text
-
                 entries = perf_text.write(stream, _perf_records(task))
         else:
             entries = perf_db.write(temporary, _perf_records(task))
@@ -188,6 +186,8 @@ def _perf_rows(task: Task) -> Iterator[tuple[Any, ...]]:
             skipped["its solver is not tunable"] += 1
         elif not params:
             skipped["it has no params"] += 1
+        elif task.options.text and not (perf_text.is_word(params) and perf_text.is_word(solver.name)):
+            skipped["its params hold characters that separate entries"] += 1
         elif not untimed and not select.is_time(time_ms):
             skipped[select.NO_TIME] += 1
         else:
@@ -198,7 +198,7 @@ def _perf_rows(task: Task) -> Iterator[tuple[Any, ...]]:
 
 
 def _kernel(task: Task, path: Path) -> int:
-    with task.file(path) as temporary:
+    with compressed.packed_file(path) as temporary:
         entries = kernel_db.write(temporary, _kernel_records(task))
         task.check(entries)
     return entries
@@ -213,25 +213,13 @@ def _kernel_records(task: Task) -> Iterator[kernel_db.KernelRecord]:
             continue
         task.configs += kernel.result_id != before
         before = kernel.result_id
-        name, args = _kernel_names(kernel, task.source.arch.partition(":")[0])
+        name, args = kernel.names(task.source.arch)
         identity = hashlib.sha256(f"{name}\0{args}".encode()).digest()
         if identity not in written:
             written[identity] = kernel.digest
             yield kernel_db.KernelRecord(name, args, select.blob(task.connection, kernel.digest))
         elif written[identity] != kernel.digest:
             task.skipped["another kernel has the same name and arguments, but other code"] += 1
-
-
-def _kernel_names(kernel: KernelOf, arch: str) -> tuple[str, str]:
-    """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
-    if not kernel.name:
-        return (
-            kernel_db.object_name(kernel.solver, kernel.config_key),
-            kernel_db.object_args(kernel.driver, kernel.environment_key, arch),
-        )
-    name = kernel.name if kernel.name.endswith(".o") else f"{kernel.name}.o"
-    complete = "-mcpu=" in kernel.args or name.endswith(".mlir.o")
-    return name, kernel.args if complete else f"{kernel.args} -mcpu={arch}"
 
 
 def _winners(task: Task) -> Iterator[int]:

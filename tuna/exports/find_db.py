@@ -2,11 +2,15 @@
 
 line = KEY "=" ITEM { ";" ITEM } "\\n"
 ITEM = SOLVER ":" TIME_MS "," WORKSPACE_BYTES "," ALGORITHM
+
+Readers also take the items of format 1.0 (before MIOpen 2.20), alone or among those of 2.0, as MIOpen does:
+ITEM = ALGORITHM ":" SOLVER "," TIME_MS "," WORKSPACE_BYTES "," KERNEL_CACHE_ALGORITHM "," KERNEL_CACHE_NETCONFIG
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tuna.errors import BadInput
+from tuna.exports import compressed
 
 #: The algorithm families of MIOpen, found whatever their case.
 ALGORITHMS = {name.lower(): name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
@@ -22,6 +27,10 @@ _PREFIXES = {
     "B": "miopenConvolutionBwdDataAlgo",
     "W": "miopenConvolutionBwdWeightsAlgo",
 }
+_ALGORITHM = re.compile(
+    rf"(?:{'|'.join(_PREFIXES.values())}|miopenTransposeBwdDataAlgo)(?:{'|'.join(ALGORITHMS.values())})"
+)
+_TIME = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf", re.ASCII | re.IGNORECASE)
 _RESERVED = frozenset("=;:,\r\n")
 
 
@@ -87,12 +96,14 @@ def parse_line(line: str) -> FindRecord:
 def _parse_item(text: str) -> FindItem:
     solver, colon, values = text.partition(":")
     parts = values.split(",")
+    if len(parts) == 5 and _ALGORITHM.fullmatch(solver):
+        solver, parts = parts[0], [parts[1], parts[2], solver]
     if not solver or not colon or len(parts) != 3:
         raise BadInput(f"{text!r} is not SOLVER:TIME,WORKSPACE,ALGORITHM")
-    try:
-        return FindItem(solver, float(parts[0]), int(parts[1]), parts[2])
-    except ValueError:
-        raise BadInput(f"{text!r} has no valid time and workspace") from None
+    time, workspace, algorithm = parts
+    if not _TIME.fullmatch(time) or not (workspace.isascii() and workspace.isdigit()):
+        raise BadInput(f"{text!r} has no valid time and workspace")
+    return FindItem(solver, float(time), int(workspace), algorithm)
 
 
 def write(stream: BinaryIO, records: Iterable[FindRecord]) -> int:
@@ -105,17 +116,17 @@ def write(stream: BinaryIO, records: Iterable[FindRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[FindRecord]:
-    """The records of a find db, one at a time; raises BadInput with the number of a line that is none."""
-    try:
-        with open(path, encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield parse_line(line)
-                except BadInput as error:
-                    raise BadInput(f"{path}:{number}: {error}") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no find db: it is not valid UTF-8.") from error
+    """The records of a find db, packed or not, one at a time; raises BadInput with the number of a line that is none."""
+    for number, record in read_lines(path):
+        if isinstance(record, BadInput):
+            raise BadInput(f"{path}:{number}: {record}")
+        yield record
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, FindRecord | BadInput]]:
+    """The number and record of each line that is not blank, or why it is none; raises BadInput for other trouble."""
+    for number, line in compressed.lines(path, "find db"):
+        try:
+            yield number, parse_line(line)
+        except BadInput as error:
+            yield number, error

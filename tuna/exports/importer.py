@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,34 @@ from tuna.db.models import Config, FindDb, Solver
 from tuna.db.solvers import canonical_name
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
-from tuna.exports import find_db, perf_db
+from tuna.exports import find_db
+from tuna.exports.database_file import Kind, kind_of, read_perf
 from tuna.exports.find_db import FindRecord
 from tuna.exports.intake import Batch, ImportReport, Task
 from tuna.exports.perf_db import PerfRecord
-from tuna.libraries.base import Environment
 
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
-def import_db(
-    engine: sa.Engine,
-    path: Path,
-    *,
-    library: str = "miopen",
-    session_id: int | None = None,
-    arch: str | None = None,
-    num_cu: int | None = None,
-    rocm_v: str | None = None,
-    miopen_v: str | None = None,
-    reason: str | None = None,
-) -> ImportReport:
+def import_db(engine: sa.Engine, path: Path, session_id: int) -> ImportReport:
     """Read a find db (text) or perf db (SQLite or text), packed with bzip2 or not, into a session.
 
-    The session is `session_id`, or one for an environment given by hand, which is made if it is new. What was measured
-    here is never replaced; what was imported is. A find db and a perf db of the same session complete each other,
-    whichever comes first. Importing a file again changes nothing. Raises BadInput before anything is stored if the file
-    is damaged, and NotFound if there is no such session.
+    What was measured here is never replaced; what was imported is. A find db and a perf db of the same session complete
+    each other, whichever comes first. Importing a file again changes nothing. Raises BadInput before anything is stored
+    if the file is damaged, and NotFound if there is no such session.
     """
-    by_hand = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_v, "miopen_v": miopen_v, "reason": reason}
     source = _source(path)
-    kind = _kind(path)
-    if session_id is None:
-        missing = [name for name, value in by_hand.items() if value in (None, "")]
-        if missing:
-            raise BadInput(f"A new session for an imported database needs {', '.join(missing)}.")
-    elif any(value is not None for value in by_hand.values()):
-        raise BadInput("An import goes into a session that is there or into one by hand, not both.")
-    wanted = _survey(kind(path))
+    kind = kind_of(path)
+    if kind is Kind.KERNEL:
+        raise BadInput(f"{path} is a kernel db: a find db or a perf db can be imported.")
+    read: Callable[[], Iterator[Any]] = partial(find_db.read if kind is Kind.FIND else read_perf, path)
+    wanted = _survey(read())
     with writing(engine) as connection:
-        if session_id is None:
-            environment = Environment(library, miopen_v or "", arch or "", num_cu or 0, rocm_v or "")
-            session_id, _ = sessions.create(connection, environment, reason or "")
-        elif (found := sessions.get(connection, session_id).environment.library) != library:
-            raise BadInput(f"Session {session_id} is for {found}, not for {library}.")
+        library = sessions.get(connection, session_id).environment.library
         solvers, new_solvers = _add_solvers(connection, library, wanted)
     task = Task(engine, session_id, source, solvers, new_solvers)
-    if kind is find_db.read:
-        _import_find(task, kind(path))
-    else:
-        _import_perf(task, kind(path))
+    store = _import_find if kind is Kind.FIND else _import_perf
+    store(task, read())
     return task.report()
 
 
@@ -83,22 +61,6 @@ def _source(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
     return f"{path.name[:180]} sha256:{digest.hexdigest()[:16]}"
-
-
-def _kind(path: Path) -> Callable[[Path], Iterator[Any]]:
-    """The reader of a file, by its first bytes: find-db keys are joined by `-`, those of a perf db by `x`."""
-    with open(path, "rb") as stream:
-        head = stream.read(1 << 20)
-    if head.startswith(b"BZh"):
-        try:
-            head = bz2.BZ2Decompressor().decompress(head, 1 << 16)
-        except OSError as error:
-            raise BadInput(f"{path} cannot be unpacked: {error}.") from error
-    if head.startswith(b"SQLite format 3\0"):
-        return perf_db.read
-    from tuna.exports import perf_text
-
-    return find_db.read if b"-" in head.lstrip().partition(b"=")[0] else perf_text.read
 
 
 @dataclass

@@ -10,8 +10,10 @@ What is Tuna's own choice for libraries that build one shared object for each la
 from __future__ import annotations
 
 import bz2
+import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,10 @@ TABLE = (
 INDEX = "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
 _COLUMNS = ("kernel_name", "kernel_args", "kernel_blob", "kernel_hash", "uncompressed_size")
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM kern_db ORDER BY id"  # noqa: S608 (constants)
+_LOOKUP = (
+    f"SELECT {', '.join(_COLUMNS[2:])} FROM kern_db "  # noqa: S608 (constants)
+    "WHERE kernel_name = ? AND kernel_args = ? ORDER BY id LIMIT 1"
+)
 
 
 @dataclass(frozen=True)
@@ -73,12 +79,30 @@ def write(path: Path, records: Iterable[KernelRecord]) -> int:
 
 def read(path: Path) -> Iterator[KernelRecord]:
     """The kernels, unpacked and checked, in the order of their ids; raises BadInput if one is damaged."""
-    with sqlite_file.open_read_only(path) as db:
-        missing = set(_COLUMNS) - {row[1] for row in db.execute("PRAGMA table_info(kern_db)")}
-        if missing:
-            raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
+    with _open(path) as db:
         for name, args, blob, digest, size in db.execute(_SELECT):
             yield KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
+
+
+@contextlib.contextmanager
+def lookup(path: Path) -> Iterator[Callable[[str, str], KernelRecord]]:
+    """A function that gives the kernel of a name and arguments, which must be there."""
+    with _open(path) as db:
+
+        def find(name: str, args: str) -> KernelRecord:
+            blob, digest, size = db.execute(_LOOKUP, (name, args)).fetchone()
+            return KernelRecord(name, args, _unpack(f"{path}: the kernel {name} is damaged", blob, digest, size))
+
+        yield find
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
+    with sqlite_file.open_read_only(path) as db:
+        missing = set(_COLUMNS) - sqlite_file.columns(db, "kern_db")
+        if missing:
+            raise BadInput(f"{path} is no kernel db: it has no {', '.join(sorted(missing))}.")
+        yield db
 
 
 def _unpack(problem: str, blob: object, digest: str, size: object) -> bytes:

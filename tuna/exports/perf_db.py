@@ -66,10 +66,10 @@ def write(path: Path, records: Iterable[PerfRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[PerfRecord]:
-    """The records of a perf db in the order of their ids; raises BadInput if it is none."""
+    """The records of a perf db, packed or not, in the order of their ids; raises BadInput if it is none."""
     with sqlite_file.open_read_only(path) as db:
-        _check(path, {row[1] for row in db.execute("PRAGMA table_info(config)")}, {"id", *PERF_FIELDS})
-        _check(path, {row[1] for row in db.execute("PRAGMA table_info(perf_db)")}, {"solver", "config", "params"})
+        _check(path, sqlite_file.columns(db, "config"), {"id", *PERF_FIELDS})
+        _check(path, sqlite_file.columns(db, "perf_db"), {"id", "solver", "config", "params"})
         for *fields, solver, params in db.execute(_SELECT):
             yield PerfRecord(PerfKey(*fields), solver, params)
 

@@ -27,6 +27,7 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.errors import BadInput, NotFound
+from tuna.exports import kernel_db
 from tuna.exports.find_db import time_text
 
 _FETCH_ROWS = 5000
@@ -148,7 +149,8 @@ def _chosen(query: sa.Select[Any], source: Source, tag: str | None) -> sa.Select
 
 def count_keyless(connection: sa.Connection, source: Source, tag: str | None) -> dict[str, int]:
     """How many results have no key, by why."""
-    query = sa.select(Config.kind, sa.func.count()).where(source.key.is_(None)).group_by(Config.kind)
+    counts: tuple[Any, ...] = (Config.kind, sa.func.count())
+    query = sa.select(*counts).where(source.key.is_(None)).group_by(Config.kind)
     rows: Any = connection.execute(_chosen(query, source, tag))
     return {f"MIOpen has no key for a {kind} config": count for kind, count in rows}
 
@@ -209,6 +211,18 @@ class KernelOf(NamedTuple):
     name: str
     args: str
 
+    def names(self, arch: str) -> tuple[str, str]:
+        """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
+        arch = arch.partition(":")[0]
+        if not self.name:
+            return (
+                kernel_db.object_name(self.solver, self.config_key),
+                kernel_db.object_args(self.driver, self.environment_key, arch),
+            )
+        name = self.name if self.name.endswith(".o") else f"{self.name}.o"
+        complete = "-mcpu=" in self.args or name.endswith(".mlir.o")
+        return name, self.args if complete else f"{self.args} -mcpu={arch}"
+
 
 def kernels(connection: sa.Connection, source: Source, result_ids: Iterable[int]) -> Iterator[KernelOf]:
     """The code objects of these results, in the order of the ids, a few hundred results at a time."""
@@ -261,3 +275,30 @@ def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limi
 def total(skipped: Mapping[str, int]) -> str:
     """What was left out, as a sentence's end."""
     return "; ".join(f"{count} left out: {reason}" for reason, count in sorted(skipped.items()))
+
+
+def kernels_of(
+    connection: sa.Connection, library: str, arch: str, num_cu: int | None, keys: Sequence[str]
+) -> dict[tuple[str, str], list[list[tuple[str, str]]]]:
+    """By key and solver, for each session that measured it on this device: the names and arguments of its kernels."""
+    key = sa.func.coalesce(FindDb.problem_key, Config.problem_key)
+    kernel = (FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
+    columns: tuple[Any, ...] = (key, FindDb.id, Solver.name, Config.key, Config.driver, Environment.key, *kernel)
+    query = (
+        sa.select(*columns)
+        .join(Config, Config.id == FindDb.config_id)
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id)
+        .join(Session, Session.id == FindDb.session_id)
+        .join(Environment, Environment.id == Session.environment_id)
+        .where(Environment.library == library, Environment.arch == arch)
+        .where(Config.problem_key.in_(keys) | FindDb.problem_key.in_(keys))
+    )
+    if num_cu is not None:
+        query = query.where(Environment.num_cu == num_cu)
+    by_result: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
+    for key_text, *values in connection.execute(query):
+        found = KernelOf(*values)
+        results = by_result.setdefault((key_text, found.solver), {})
+        results.setdefault(found.result_id, []).append(found.names(arch))
+    return {name: list(results.values()) for name, results in by_result.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna import files
 from tuna.errors import BadInput, NotFound
 from tuna.exports import naming, select
 from tuna.exports.select import SolverFacts, Source
@@ -92,20 +90,3 @@ class Task:
             f"{self.source.title} has no results{where} for a {_TITLES[self.options.form]}{f' ({why})' if why else ''}.",
             hint="`tuna status` shows which jobs have finished",
         )
-
-    @contextlib.contextmanager
-    def file(self, path: Path) -> Iterator[Path]:
-        """Lend a path to write to; what is there in the end takes the place of `path`, packed if that is wanted."""
-        with files.atomic_file(path) as temporary:
-            if not self.options.packed:
-                yield temporary
-                return
-            plain = temporary.with_name(f"{temporary.name}.plain")
-            try:
-                yield plain
-                from tuna.exports import compressed
-
-                compressed.pack(plain, temporary)
-            finally:
-                for left in (plain, Path(f"{plain}-journal")):
-                    left.unlink(missing_ok=True)

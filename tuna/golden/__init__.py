@@ -1,8 +1,8 @@
 """Numbered releases of a library's results: build, compare, promote, roll back, explain."""
 
 from tuna.golden.build import BuildReport, build
-from tuna.golden.compare import PromotionReport, check_gate, report
-from tuna.golden.errors import GateViolated, GoldenExists, GoldenFrozen, NotReleasable, SessionChanged
+from tuna.golden.compare import PromotionReport, check_gate, report, report_session
+from tuna.golden.errors import GateViolated, GoldenExists, GoldenFrozen, NotReleasable, ResultsChanged, SessionChanged
 from tuna.golden.explain import Explanation, explain
 from tuna.golden.release import promote, rollback
 from tuna.golden.versions import Version, versions
@@ -15,6 +15,7 @@ __all__ = [
     "GoldenFrozen",
     "NotReleasable",
     "PromotionReport",
+    "ResultsChanged",
     "SessionChanged",
     "Version",
     "build",
@@ -22,6 +23,7 @@ __all__ = [
     "explain",
     "promote",
     "report",
+    "report_session",
     "rollback",
     "versions",
 ]

@@ -10,12 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from tuna.db import sessions
 from tuna.db.engine import retrying, writing
 from tuna.db.models import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
-from tuna.golden import results
+from tuna.golden import entries, results
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
 from tuna.golden.results import Wanted
 from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
@@ -128,10 +127,7 @@ def _library(connection: sa.Connection, wanted: Wanted | None, base_version: int
     if wanted is None:
         assert base_version is not None
         return find(connection, base_version, library).library
-    session = sessions.get(connection, wanted.session_id)
-    if library not in (None, session.environment.library):
-        raise BadInput(f"Session {session.id} belongs to {session.environment.library}, not to {library}.")
-    return session.environment.library
+    return results.session(connection, wanted.session_id, library).environment.library
 
 
 def _no_base(connection: sa.Connection, version: int, library: str, there: list[Version]) -> BadInput:
@@ -150,9 +146,9 @@ def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
     replaced = 0
     if plan.draft is not None:
         replaced += _clear(connection, golden_id, result) if result is not None else 0
-        replaced += _clear(connection, golden_id, _entries(plan.base.id)) if plan.base else 0
+        replaced += _clear(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
     from_session = _add_session(connection, golden_id, result) if result is not None else 0
-    from_base = _add_base(connection, golden_id, plan.base.id) if plan.base else 0
+    from_base = _add_base(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
     if plan.base:
         replaced += _count(connection, GoldenEntry.golden_id == plan.base.id) - from_base
     return BuildReport(
@@ -234,10 +230,10 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
     return count
 
 
-def _add_base(connection: sa.Connection, golden_id: int, base_id: int) -> int:
+def _add_base(connection: sa.Connection, golden_id: int, base: sa.Subquery) -> int:
     """Add the base's entries for which the version has none, with their kernels."""
     before = _last_id(connection)
-    base, entry = _entries(base_id), aliased(GoldenEntry)
+    entry = aliased(GoldenEntry)
     there = sa.exists().where(entry.golden_id == golden_id, _same(entry, base.c))
     count = _insert_entries(connection, _as_entries(golden_id, base).where(sa.not_(there)).order_by(base.c.id))
     connection.execute(
@@ -250,10 +246,6 @@ def _add_base(connection: sa.Connection, golden_id: int, base_id: int) -> int:
         )
     )
     return count
-
-
-def _entries(golden_id: int) -> sa.Subquery:
-    return sa.select(GoldenEntry.__table__).where(GoldenEntry.golden_id == golden_id).subquery("base")
 
 
 def _same(entry: Any, other: Any) -> sa.ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""Compares a golden version with another, and holds the comparison against what a promotion asks for.
+"""Compares a golden version or a session with a version, and holds the result against what a promotion asks for.
 
 A layer here is a config on a device model (architecture and number of compute units); its time is that of its fastest
 solver.
@@ -7,14 +7,15 @@ solver.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.models import GoldenEntry, Model, ModelConfig, Solver
-from tuna.golden import entries
+from tuna.db.models import Model, ModelConfig, Solver
+from tuna.golden import entries, results
 from tuna.golden.entries import Entry
+from tuna.golden.results import Wanted
 from tuna.golden.versions import Version, find, of_library
 
 NO_MODEL = "(no model)"
@@ -27,7 +28,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Tally:
-    """How a model's layers fare. Times are sums over layers that both versions have, each by its weight."""
+    """How a model's layers fare. Times are sums over layers that both sides have, each by its weight."""
 
     name: str
     faster: int = 0
@@ -74,10 +75,11 @@ class Change:
 
 @dataclass(frozen=True)
 class PromotionReport:
-    """A golden version beside the one that it is compared with."""
+    """A golden version, or what a session found, beside the version that it is compared with."""
 
     library: str
-    version: int
+    version: int | None  #: None: a session is compared
+    session_id: int | None
     against: int | None  #: None: nothing to compare with
     total: Tally
     models: tuple[Tally, ...]
@@ -86,11 +88,15 @@ class PromotionReport:
     solver_changes: tuple[tuple[str, str, int], ...]  #: fastest solver before, after, for how many layers
     missing_layers: tuple[Entry, ...]  #: some of the layers that only the other version has
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)  #: of every slower layer, largest first
+    left_out: int = 0  #: results of the session that cannot become golden and are not compared
 
     def lines(self) -> list[str]:
         """The report for people."""
         other = f"version {self.against}" if self.against is not None else "nothing: it has no base"
-        found = [f"golden version {self.version} of {self.library} against {other}", ""]
+        subject = f"session {self.session_id}" if self.version is None else f"golden version {self.version}"
+        found = [f"{subject} of {self.library} against {other}", ""]
+        if self.left_out:
+            found[1:1] = [f"left out: {self.left_out} results of the session that cannot become golden"]
         found.append(f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7}  weighted time")
         found += [_tally_line(tally) for tally in (*self.models, self.total)]
         for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
@@ -109,6 +115,7 @@ class PromotionReport:
         return {
             "library": self.library,
             "version": self.version,
+            "session_id": self.session_id,
             "against": self.against,
             "total": self.total.as_json(),
             "models": [tally.as_json() for tally in self.models],
@@ -116,7 +123,15 @@ class PromotionReport:
             "gains": [change.as_json() for change in self.gains],
             "solver_changes": [{"before": b, "after": a, "layers": count} for b, a, count in self.solver_changes],
             "missing_layers": [entry.as_json() for entry in self.missing_layers],
+            "left_out": self.left_out,
         }
+
+
+class _Side(NamedTuple):
+    library: str
+    rows: sa.Subquery  #: made by `entries.of_version` or `entries.of_session`
+    version: int | None
+    session_id: int | None = None
 
 
 class _Fastest(NamedTuple):
@@ -143,33 +158,55 @@ def report(
     return compare(connection, subject, there[number] if number is not None else None)
 
 
+def report_session(
+    connection: sa.Connection, session_id: int, version: int, library: str | None = None
+) -> PromotionReport:
+    """Compare what a session found with what a version has for the session's device model.
+
+    Raises NotFound, or BadInput when the session does not belong to `library`.
+    """
+    session = results.session(connection, session_id, library)
+    environment = session.environment
+    other = find(connection, version, environment.library)
+    wanted = Wanted(session_id, allow_imported=True)
+    subject = _Side(environment.library, entries.of_session(wanted), None, session_id)
+    device = entries.of_version(other, environment.arch, environment.num_cu)
+    found = _compare(connection, subject, _Side(other.library, device, other.version))
+    return replace(found, left_out=results.refused(connection, wanted))
+
+
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
     """Compare a version with another one."""
-    after = _fastest(connection, subject.id)
-    before = _fastest(connection, other.id) if other is not None else {}
+    sides = [_Side(one.library, entries.of_version(one), one.version) for one in (subject, other) if one is not None]
+    return _compare(connection, *sides)
+
+
+def _compare(connection: sa.Connection, subject: _Side, other: _Side | None = None) -> PromotionReport:
+    after = _fastest(connection, subject.rows)
+    before = _fastest(connection, other.rows) if other is not None else {}
     both = sorted(before.keys() & after.keys())
     lost = sorted(before.keys() - after.keys())
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
     slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer])
     faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
     shown = [*slower[:_SHOWN], *faster[:_SHOWN]]
-    details = entries.read(
-        connection,
-        [side[layer].id for layer in shown for side in (before, after)] + [before[x].id for x in lost[:_SHOWN]],
-    )
-    changes = {layer: Change(details[before[layer].id], details[after[layer].id]) for layer in shown}
+    new = entries.read(connection, subject.rows, [after[layer].id for layer in shown])
+    gone = [*shown, *lost[:_SHOWN]]
+    old = entries.read(connection, other.rows, [before[layer].id for layer in gone]) if other is not None else {}
+    changes = {layer: Change(old[before[layer].id], new[after[layer].id]) for layer in shown}
     pairs = Counter((before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver)
     total, models = _tallies(connection, before, after)
     return PromotionReport(
         library=subject.library,
         version=subject.version,
+        session_id=subject.session_id,
         against=other.version if other is not None else None,
         total=total,
         models=models,
         regressions=tuple(changes[layer] for layer in slower[:_SHOWN]),
         gains=tuple(changes[layer] for layer in faster[:_SHOWN]),
         solver_changes=tuple((*pair, count) for pair, count in sorted(pairs.items(), key=lambda x: (-x[1], x[0]))),
-        missing_layers=tuple(details[before[layer].id] for layer in lost[:_SHOWN]),
+        missing_layers=tuple(old[before[layer].id] for layer in lost[:_SHOWN]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
     )
 
@@ -205,21 +242,17 @@ def check_gate(report: PromotionReport, max_regression: float | None, min_gain: 
     return violations
 
 
-def _fastest(connection: sa.Connection, golden_id: int) -> dict[_Layer, _Fastest]:
+def _fastest(connection: sa.Connection, rows: sa.Subquery) -> dict[_Layer, _Fastest]:
     """The fastest entry of each layer; of equal ones the solver that comes first by name."""
-    rank = sa.func.row_number().over(
-        partition_by=(GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id),
-        order_by=(GoldenEntry.time_ms, Solver.name),
-    )
-    columns = (GoldenEntry.arch, GoldenEntry.num_cu, GoldenEntry.config_id, GoldenEntry.id, GoldenEntry.time_ms)
+    layer = (rows.c.arch, rows.c.num_cu, rows.c.config_id)
+    rank = sa.func.row_number().over(partition_by=layer, order_by=(rows.c.time_ms, Solver.name))
     ranked = (
-        sa.select(*columns, Solver.name.label("solver"), rank.label("place"))
-        .join(Solver, Solver.id == GoldenEntry.solver_id)
-        .where(GoldenEntry.golden_id == golden_id)
+        sa.select(*layer, rows.c.id, rows.c.time_ms, Solver.name.label("solver"), rank.label("place"))
+        .join(Solver, Solver.id == rows.c.solver_id)
         .subquery()
     )
-    rows = connection.execute(sa.select(ranked).where(ranked.c.place == 1))
-    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in rows}
+    found = connection.execute(sa.select(ranked).where(ranked.c.place == 1))
+    return {_Layer(*row[:3]): _Fastest(*row[3:6]) for row in found}
 
 
 def _tallies(

@@ -1,4 +1,4 @@
-"""Entries of golden versions with everything that is known of them."""
+"""Results, of golden versions and of sessions, with everything that is known of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db.models import Config, Environment, Golden, GoldenEntry, Session, Solver
+from tuna.db.models import Config, Environment, GoldenEntry, Session, Solver
+from tuna.golden import results
+from tuna.golden.errors import ResultsChanged
+from tuna.golden.results import Wanted
+from tuna.golden.versions import Version
 
 _IDS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One result of a golden version, and where it comes from."""
+    """One result of a golden version or of a session, and where it comes from."""
 
-    id: int
-    version: int
+    id: int  #: of the golden entry, or of the row of find_db
+    version: int | None  #: None: a result of a session
     layer: str
     config_key: str
     problem_key: str  #: MIOpen's name of the layer; empty where it has none
@@ -54,44 +58,54 @@ class Entry:
         return document | {"measured_at": self.measured_at.isoformat() if self.measured_at else None}
 
 
-QUERY = (
-    sa.select(
-        GoldenEntry.id,
-        Golden.version,
-        Config.label.label("layer"),
-        Config.key.label("config_key"),
-        sa.func.coalesce(GoldenEntry.problem_key, Config.problem_key, "").label("problem_key"),
-        GoldenEntry.arch,
-        GoldenEntry.num_cu,
-        Solver.name.label("solver"),
-        GoldenEntry.time_ms,
-        GoldenEntry.workspace_bytes,
-        GoldenEntry.params,
-        GoldenEntry.algorithm,
-        GoldenEntry.session_id,
-        Session.reason,
-        Environment.library_version,
-        Environment.toolchain,
-        GoldenEntry.worker,
-        GoldenEntry.device,
-        GoldenEntry.measured_at,
-        GoldenEntry.source,
-    )
-    .join(Golden, Golden.id == GoldenEntry.golden_id)
-    .join(Config, Config.id == GoldenEntry.config_id)
-    .join(Solver, Solver.id == GoldenEntry.solver_id)
-    .join(Session, Session.id == GoldenEntry.session_id)
-    .join(Environment, Environment.id == GoldenEntry.environment_id)
-)
+def of_version(version: Version, arch: str | None = None, num_cu: int | None = None) -> sa.Subquery:
+    """The version's entries, under the names of golden_entry's columns; of one device model, if one is given."""
+    query = sa.select(GoldenEntry.__table__, sa.literal(version.version).label("version"))
+    query = query.where(GoldenEntry.golden_id == version.id)
+    if arch is not None:
+        query = query.where(GoldenEntry.arch == arch, GoldenEntry.num_cu == num_cu)
+    return query.subquery("entry")
 
 
-def read(connection: sa.Connection, ids: Iterable[int]) -> dict[int, Entry]:
-    """The entries with these ids."""
+def of_session(wanted: Wanted) -> sa.Subquery:
+    """The session's results that may become golden, under the names of golden_entry's columns."""
+    result = results.select(wanted)
+    columns = [column for column in result.c if column.name not in ("find_db_id", "fault")]
+    query = sa.select(result.c.find_db_id.label("id"), sa.null().label("version"), *columns)
+    return query.where(result.c.fault.is_(None)).subquery("entry")
+
+
+def read(connection: sa.Connection, rows: sa.Subquery, ids: Iterable[int]) -> dict[int, Entry]:
+    """Those of `rows` (made by `of_version` or `of_session`) with these ids; raises ResultsChanged if one has gone."""
+    wanted = sorted(set(ids))
     found: dict[int, Entry] = {}
-    for some in _slices(sorted(set(ids))):
-        rows = connection.execute(QUERY.where(GoldenEntry.id.in_(some)))
-        found |= {row.id: Entry(**row._mapping) for row in rows}
+    query = _query(rows)
+    for some in _slices(wanted):
+        found |= {row.id: Entry(**row._mapping) for row in connection.execute(query.where(rows.c.id.in_(some)))}
+    if len(found) < len(wanted):
+        raise ResultsChanged
     return found
+
+
+def _query(rows: sa.Subquery) -> sa.Select[Any]:
+    there = {name: rows.c[name] for name in Entry.__dataclass_fields__ if name in rows.c}
+    named = {
+        "layer": Config.label,
+        "config_key": Config.key,
+        "problem_key": sa.func.coalesce(rows.c.problem_key, Config.problem_key, ""),
+        "solver": Solver.name,
+        "reason": Session.reason,
+        "library_version": Environment.library_version,
+        "toolchain": Environment.toolchain,
+    }
+    return (
+        sa.select(*(column.label(name) for name, column in (there | named).items()))
+        .select_from(rows)
+        .join(Config, Config.id == rows.c.config_id)
+        .join(Solver, Solver.id == rows.c.solver_id)
+        .join(Session, Session.id == rows.c.session_id)
+        .join(Environment, Environment.id == rows.c.environment_id)
+    )
 
 
 def _slices(ids: list[int]) -> Iterator[list[int]]:

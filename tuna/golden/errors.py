@@ -27,6 +27,12 @@ class SessionChanged(TunaError):
     hint = "wait until the session's jobs are done, then build again"
 
 
+class ResultsChanged(TunaError):
+    """Results were replaced while they were read."""
+
+    hint = "run the command again"
+
+
 class GateViolated(TunaError):
     """The golden version does not fulfil what its promotion asks for."""
 

@@ -94,7 +94,7 @@ _KEYS = "name an entry by its number, or a layer by config key, problem key, lab
 
 
 def _named(key: str) -> sa.ColumnElement[bool]:
-    number = key.removeprefix("#").replace(",", "")
+    number = key.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) < 19:
         return GoldenEntry.id == int(number)
     names = [Config.key == key, Config.problem_key == key, Config.label == key, Config.driver == key]
@@ -105,14 +105,15 @@ def _named(key: str) -> sa.ColumnElement[bool]:
 
 
 def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:
+    found = entries.read(connection, entries.of_version(subject), ids)
     before: dict[int, int] = {}
     if subject.base_version is not None:
-        base_id = {one.version: one.id for one in of_library(connection, subject.library)}[subject.base_version]
+        older = {one.version: one for one in of_library(connection, subject.library)}[subject.base_version]
         entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
         same = [getattr(entry, name) == getattr(base, name) for name in ("arch", "num_cu", "config_id", "solver_id")]
-        query = sa.select(entry.id, base.id).join(base, sa.and_(base.golden_id == base_id, *same))
+        query = sa.select(entry.id, base.id).join(base, sa.and_(base.golden_id == older.id, *same))
         before = dict(connection.execute(query.where(entry.id.in_(ids))).tuples())
-    found = entries.read(connection, [*ids, *before.values()])
+        found |= entries.read(connection, entries.of_version(older), before.values())
     kernels = _kernels(connection, list(found))
     return [
         Explanation(

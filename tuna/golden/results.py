@@ -8,7 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
+from tuna.db import sessions
 from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
+from tuna.db.sessions import SessionInfo
 from tuna.errors import BadInput
 from tuna.golden.errors import NotReleasable
 
@@ -38,6 +40,14 @@ class Wanted:
     session_id: int
     kind: str | None = None  #: only configs of this kind
     allow_imported: bool = False
+
+
+def session(connection: sa.Connection, session_id: int, library: str | None = None) -> SessionInfo:
+    """The session; raises NotFound, or BadInput when it does not belong to `library`."""
+    found = sessions.get(connection, session_id)
+    if library not in (None, found.environment.library):
+        raise BadInput(f"Session {session_id} belongs to {found.environment.library}, not to {library}.")
+    return found
 
 
 def select(wanted: Wanted) -> sa.Subquery:
@@ -129,6 +139,13 @@ def check(connection: sa.Connection, wanted: Wanted) -> None:
             f"Of the {total} results of session {wanted.session_id}{of_kind} some cannot become golden: {what}.",
             hint="; ".join(todo for (_, todo), _, _ in ordered),
         )
+
+
+def refused(connection: sa.Connection, wanted: Wanted) -> int:
+    """How many of the results cannot be released."""
+    result = select(wanted)
+    query = sa.select(sa.func.count()).select_from(result).where(result.c.fault.is_not(None))
+    return connection.execute(query).scalar_one()
 
 
 def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:

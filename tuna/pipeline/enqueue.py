@@ -15,10 +15,12 @@ from typing import Any
 
 import redis
 import sqlalchemy as sa
+import stamina
 import structlog
+from kombu.exceptions import OperationalError
 
 from tuna.artifacts import Artifacts
-from tuna.db.engine import reading, retrying, writing
+from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.libraries.base import Environment, Library, Resource, Step
 from tuna.pipeline import claim
@@ -38,8 +40,15 @@ _ROUND_S = 0.1
 #: A step for which nothing was waiting is left alone this long.
 _DRY_S = 0.25
 _REAP_EVERY_S = 1.0
+#: So long Redis, the broker or SQL may be away.
+_OUTAGE_S = 600.0
 #: A broker that went away for a moment is waited for.
 _SEND_OPTIONS = {"ignore_result": True, "retry": True, "retry_policy": {"max_retries": 20, "interval_max": 2.0}}
+
+
+def _is_outage(error: Exception) -> bool:
+    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError)
+    return isinstance(error, away) or is_outage(error)
 
 
 @dataclass(frozen=True)
@@ -81,19 +90,26 @@ class Enqueuer:
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
         """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
-        self.drain.take_over()
-        while True:
-            round_at = time.monotonic()
-            moved = self.publish() + self.drain.once()
-            self.reap_now_and_then()
-            tick()
-            if moved:
-                # A transaction costs the same for one result as for a thousand: let some gather.
-                time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
-                continue
-            if finished() and not self._stream.backlog():
-                return
+        going = True
+        while going:
+            for attempt in stamina.retry_context(_is_outage, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                with attempt:
+                    going = self._round(tick, finished)
+
+    def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
+        """Whatever is to do now; False when there is nothing left. An error in the middle costs nothing but a repeat."""
+        round_at = time.monotonic()
+        moved = self.publish() + self.drain.once()
+        self.reap_now_and_then()
+        tick()
+        if moved:
+            # A transaction costs the same for one result as for a thousand: let some gather.
+            time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
+        elif finished() and not self._stream.backlog():
+            return False
+        else:
             self.drain.once(block_ms=_IDLE_MS)
+        return True
 
     def publish(self) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""

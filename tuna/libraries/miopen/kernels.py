@@ -65,8 +65,7 @@ class Compiled:
         """The inverse of `dump`."""
         found = json.loads(data)
         kernels = tuple(CodeObject(artifact=digest, name=name, args=args) for digest, name, args in found["kernels"])
-        facts = (found[name] for name in ("solver", "algorithm", "workspace", "params", "tunable", "known_params"))
-        return cls(*facts, kernels)
+        return cls(**found | {"kernels": kernels})
 
 
 def decode(found: Mapping[str, Any]) -> Kernel:

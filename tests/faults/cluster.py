@@ -1,0 +1,296 @@
+"""A small cluster of real processes that can be broken: MariaDB, Redis with its append-only file, two workers, an enqueuer.
+
+Everything listens on a loopback address of this process, writes below one folder, and dies with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pymysql
+import redis
+import stepped_clock
+from fault_library import LOG
+from shared_data import need
+
+from tuna.embedded_redis import program
+
+LEASE_S = 2.0
+_START_S = 30.0
+_STORE_BYTES = 64 << 20
+_WORKERS = ("compile", "eval")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class ClusterError(AssertionError):
+    """Something of the cluster did not do what it was asked to in time, or ended by itself."""
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Poll until it holds; raises ClusterError."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)
+
+
+class Cluster:
+    """Starts, breaks, mends and ends its parts; a context manager that leaves only logs."""
+
+    def __init__(self, folder: Path) -> None:
+        path = f"{os.environ['PATH']}:/usr/sbin"
+        self._mariadbd, self._install = (shutil.which(n, path=path) for n in ("mariadbd", "mariadb-install-db"))
+        need(self._mariadbd and self._install, "MariaDB (apt-get install mariadb-server)")
+        self.folder = folder
+        self.log = folder / "ran"  #: the library's own log
+        self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+        self._running: dict[str, psutil.Popen] = {}
+        self._due: set[str] = set()  # to be started as soon as Redis and MariaDB are back
+        self._artifacts = folder / "artifacts"
+        self.store = "a folder replaced by a file"  #: how the artifact store is made full
+        self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))},
+            "PYTHONPATH": os.pathsep.join([str(folder / "plugin"), str(Path(__file__).parent), str(_ROOT)]),
+            "TMPDIR": str(folder / "tmp"),  # locks of devices are there: ours alone
+            "TUNA_HOME": str(folder / "home"),
+            "TUNA_CONFIG": str(folder / "tuna.toml"),
+            "TUNA_DB_URL": self.db_url,
+            "TUNA_BROKER_URL": f"redis://{self._address}:6379/0",
+            "TUNA_ARTIFACTS_URL": self._artifacts.as_uri(),
+            "TUNA_LEASE_S": str(LEASE_S),
+            LOG: str(self.log),
+        }
+
+    def __enter__(self) -> Cluster:
+        for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis"):
+            (self.folder / name).mkdir(parents=True)
+        about = self.folder / "plugin" / "faults-1.dist-info"
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
+        (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
+        self.log.touch()
+        try:
+            if _mount(self._artifacts):
+                self.store = f"a tmpfs of {_STORE_BYTES >> 20} MiB"
+            self._install_mariadb()
+            self.start("redis")
+            self.start("mariadb")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            for one in [*_children(process), process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            process.wait(_START_S)
+        if self._artifacts.is_mount():
+            _libc().umount2(os.fsencode(self._artifacts), 2)  # MNT_DETACH
+        for name in ("data", "artifacts", "artifacts.away", "redis", "tmp"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start redis, mariadb, compile, eval or enqueuer; the last three wait for the first two."""
+        if name in ("redis", "mariadb"):
+            self._spawn(name, self._server(name))
+            answers = self._redis_answers if name == "redis" else self._mariadb_answers
+            wait_until(lambda: answers() or self._ended(name), _START_S, f"start of {name}")
+            self._check(name)
+        else:
+            self._due.add(name)
+        if self.is_alive("redis") and self.is_alive("mariadb"):
+            for one in sorted(self._due):
+                self._spawn(one, self._program(one))
+            self._due.clear()
+
+    def kill(self, name: str) -> None:
+        """kill -9 of the process itself; what it leaves must end by itself."""
+        process = self._running[name]
+        children = _children(process)
+        process.kill()
+        process.wait(_START_S)
+        _, alive = psutil.wait_procs(children, timeout=10)
+        if alive:
+            raise ClusterError(f"{alive} outlived the {name} process")
+
+    def kill_child(self, name: str) -> bool:
+        """kill -9 of one pool process; False when there is none yet."""
+        children = _children(self._running[name])
+        for child in children[:1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        return bool(children)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process and its children."""
+        process = self._running[name]
+        for one in [process, *_children(process)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+
+    def wipe_redis(self) -> None:
+        """Delete what Redis keeps on disk; it must not run."""
+        shutil.rmtree(self.folder / "redis")
+        (self.folder / "redis").mkdir()
+
+    def flush_redis(self) -> bool:
+        """FLUSHALL; False when Redis is away."""
+        try:
+            return bool(self._redis().flushall())
+        except redis.ConnectionError:
+            return False
+
+    def fill_artifacts(self) -> None:
+        """Leave no room in the artifact store."""
+        if not self._artifacts.is_mount():
+            self._artifacts.rename(self.folder / "artifacts.away")
+            self._artifacts.touch()
+            return
+        with open(self._artifacts / "ballast", "wb", buffering=0) as ballast:
+            for size in (1 << 20, 1 << 12):
+                with contextlib.suppress(_NoSpace):
+                    while True:
+                        _write(ballast.fileno(), bytes(size))
+
+    def empty_artifacts(self) -> None:
+        """Make room again."""
+        if not self._artifacts.is_mount():
+            self._artifacts.unlink()
+            (self.folder / "artifacts.away").rename(self._artifacts)
+            return
+        (self._artifacts / "ballast").unlink()
+
+    def step_clock(self, name: str, seconds: float) -> None:
+        """Put the wall clock of a worker off by so much."""
+        self._clock(name).write_text(str(seconds))
+
+    def is_alive(self, name: str) -> bool:
+        """Whether it runs (or is stopped by SIGSTOP)."""
+        return name in self._running and self._running[name].poll() is None
+
+    def exit_code(self, name: str) -> int | None:
+        """How it ended; None when it runs, or when it waits to be started."""
+        return None if name in self._due else self._running[name].poll()
+
+    def last_words(self, name: str) -> str:
+        """The end of its log."""
+        log = self.folder / "logs" / f"{name}.log"
+        return log.read_text(errors="replace")[-3000:] if log.exists() else ""
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
+            limits = json.dumps({"parent": os.getpid()})
+            self._running[name] = psutil.Popen(
+                [sys.executable, "-m", "tuna.workers.child", limits, "exec", *command],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
+                env={**self.env, stepped_clock.CLOCK: str(self._clock(name))},
+            )  # fmt: skip
+
+    def _server(self, name: str) -> list[str]:
+        if name == "redis":
+            return [
+                program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
+                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
+            ]  # fmt: skip
+        assert self._mariadbd
+        return [
+            self._mariadbd, "--no-defaults", f"--datadir={self.folder / 'data'}", *_user(), f"--bind-address={self._address}",
+            f"--socket={self.folder / 'tmp' / 's'}", f"--pid-file={self.folder / 'tmp' / 'pid'}",
+            "--innodb-buffer-pool-size=64M", "--skip-name-resolve",
+        ]  # fmt: skip
+
+    def _program(self, name: str) -> list[str]:
+        if name == "enqueuer":
+            return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
+        return [
+            sys.executable, str(Path(stepped_clock.__file__)), "celery", "-A", "tuna.celery_app", "worker", "-Q", name,
+            "-c", "1", "-n", f"{name}-{os.urandom(4).hex()}@x",
+        ]  # fmt: skip
+
+    def _install_mariadb(self) -> None:
+        assert self._install
+        words = ["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=8M", *_user()]
+        subprocess.run(
+            [self._install, "--no-defaults", f"--datadir={self.folder / 'data'}", *words],
+            check=True,
+            capture_output=True,
+        )
+
+    def _redis(self) -> redis.Redis:
+        return redis.Redis(self._address, socket_timeout=5)
+
+    def _redis_answers(self) -> bool:
+        with contextlib.suppress(redis.ConnectionError):
+            return bool(self._redis().ping())
+        return False
+
+    def _mariadb_answers(self) -> bool:
+        """It may be asked for root@127.0.0.1 only by that name: root@localhost has no password on a fresh server."""
+        with contextlib.suppress(pymysql.OperationalError):
+            connection = pymysql.connect(host=self._address, user="root", connect_timeout=5)
+            with connection, connection.cursor() as cursor:
+                cursor.execute("CREATE DATABASE IF NOT EXISTS tuna")
+            return True
+        return False
+
+    def _ended(self, name: str) -> bool:
+        return self._running[name].poll() is not None
+
+    def _check(self, name: str) -> None:
+        if self._ended(name):
+            raise ClusterError(f"{name} ended by itself:\n{self.last_words(name)}")
+
+    def _clock(self, name: str) -> Path:
+        return self.folder / "tmp" / f"clock-{name}"
+
+
+class _NoSpace(OSError):
+    """The file system is full."""
+
+
+def _write(fd: int, data: bytes) -> None:
+    try:
+        if os.write(fd, data) < len(data):
+            raise _NoSpace
+    except OSError as error:
+        raise _NoSpace if error.errno == errno.ENOSPC else error from error
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _user() -> list[str]:
+    return ["--user=root"] if os.getuid() == 0 else []
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mount(place: Path) -> bool:
+    """A small tmpfs at `place`; False when this user may not mount."""
+    options = f"size={_STORE_BYTES}".encode()
+    return _libc().mount(b"none", os.fsencode(place), b"tmpfs", 0, options) == 0

@@ -1,0 +1,155 @@
+"""One drill: jobs through a cluster while the faults of a seed happen, then the checker on what is left."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import history
+import sqlalchemy as sa
+from cluster import LEASE_S, Cluster, ClusterError, wait_until
+from nemesis import Event, Fault, Kind, events, plan
+
+from tuna.configs import GemmConfig
+from tuna.db import configs, jobs, schema, sessions, solvers
+from tuna.db.engine import make_engine, writing
+from tuna.libraries.registry import get_library
+
+_SOLVERS = 10
+#: An item's time: with it 2,000 jobs outlast the faults.
+_SLEEP_S = 0.012
+_BEGIN_S = 30.0
+_END_S = 90.0
+
+
+@dataclass
+class Report:
+    """What became of a drill."""
+
+    seed: int
+    jobs: int
+    objections: list[str] = field(default_factory=list)
+    happened: list[str] = field(default_factory=list)  #: each fault, with the number of items that had been begun by then
+    seconds: float = 0.0
+    runs: int = 0  #: items that were begun
+    lost: int = 0  #: attempts that ended with their worker
+    store: str = ""  #: how the artifact store was made full
+
+    @property
+    def ok(self) -> bool:
+        return not self.objections
+
+
+def repeat(seed: int) -> str:
+    """The command that does the same again."""
+    return f"scripts/bench faults --first-seed {seed} --seeds 1 --json"
+
+
+def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
+    """Run the drill of a seed in `folder`, which keeps the logs."""
+    report = Report(seed, job_count)
+    began = time.monotonic()
+    with Cluster(folder) as cluster:
+        report.store = cluster.store
+        engine = make_engine(cluster.db_url)
+        try:
+            expected = _load(engine, folder / "plugin", job_count)
+            for name in ("compile", "eval", "enqueuer"):
+                cluster.start(name)
+            _Drill(cluster, report).work_through(list(events(plan(seed, LEASE_S))))
+            seen = history.read(engine, cluster.log, expected)
+            report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
+            report.objections += history.objections(seen)
+        except ClusterError as error:
+            report.objections.append(str(error))
+        finally:
+            engine.dispose()
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answer]:
+    schema.upgrade(engine)
+    sys.path.append(str(plugin))  # where the library is declared
+    try:
+        library = get_library("faults")
+    finally:
+        sys.path.remove(str(plugin))
+    layers = [GemmConfig(m=8, n=8, k=number + 1) for number in range(count // _SOLVERS)]
+    with writing(engine) as connection:
+        session_id, _ = sessions.create(connection, library.environment(), "drill")
+        configs.store(connection, layers, "t")
+        solvers.update_solvers(connection, library)
+    solvers.update_applicability(engine, library, session_id, "t")
+    with writing(engine) as connection:
+        request = jobs.JobRequest(
+            session_id, "faults", history.STEPS, "drill", "new", tag="t", options={"sleep_s": _SLEEP_S}
+        )
+        assert jobs.load(connection, request) == count
+    return history.expected(engine)
+
+
+class _Drill:
+    """Makes the events happen and sees the session through to its end."""
+
+    def __init__(self, cluster: Cluster, report: Report) -> None:
+        self._cluster = cluster
+        self._report = report
+        self._begin: dict[Kind, Callable[[Fault], object]] = {
+            Kind.KILL_CHILD: self._kill_child,
+            Kind.KILL: lambda fault: cluster.kill(fault.target),
+            Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGSTOP),
+            Kind.REDIS_RESTART: lambda fault: cluster.kill(fault.target),
+            Kind.REDIS_WIPE: self._kill_and_wipe,
+            Kind.REDIS_FLUSH: lambda fault: cluster.flush_redis(),
+            Kind.MARIADB_RESTART: lambda fault: cluster.kill(fault.target),
+            Kind.ARTIFACTS_FULL: lambda fault: cluster.fill_artifacts(),
+            Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
+        }
+        self._end: dict[Kind, Callable[[Fault], object]] = {
+            Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGCONT),
+            Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
+            Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, 0.0),
+        }
+
+    def work_through(self, todo: Sequence[Event]) -> None:
+        """Every event at its time, then the end of the session; raises ClusterError."""
+        cluster = self._cluster
+        wait_until(self._items_begun, _BEGIN_S, "first item")
+        began = time.monotonic()
+        for event in todo:
+            while (left := began + event.at_s - time.monotonic()) > 0:
+                self._check()
+                time.sleep(min(left, 0.1))
+            self._check()
+            fault = event.fault
+            if event.begins:
+                self._report.happened.append(f"{fault} (items begun: {self._items_begun()})")
+                self._begin[fault.kind](fault)
+            else:
+                self._end.get(fault.kind, lambda fault: cluster.start(fault.target))(fault)
+        wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
+
+    def _check(self, *, may_end: bool = False) -> int | None:
+        """Nothing may end by itself, but the enqueuer when all faults are over; returns its exit code."""
+        cluster = self._cluster
+        for name in ("compile", "eval", "enqueuer"):
+            code = cluster.exit_code(name)
+            if code not in (None, -signal.SIGKILL) and not (may_end and name == "enqueuer" and code == 0):
+                early = "before the last fault" if code == 0 else f"with {code}"
+                raise ClusterError(f"{name} ended by itself {early}:\n{cluster.last_words(name)}")
+        return cluster.exit_code("enqueuer")
+
+    def _items_begun(self) -> int:
+        return self._cluster.log.read_bytes().count(b"\n")
+
+    def _kill_child(self, fault: Fault) -> None:
+        wait_until(lambda: self._cluster.kill_child(fault.target), _BEGIN_S, f"pool process of {fault.target}")
+
+    def _kill_and_wipe(self, fault: Fault) -> None:
+        self._cluster.kill(fault.target)
+        self._cluster.wipe_redis()

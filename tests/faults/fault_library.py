@@ -1,0 +1,88 @@
+"""A library whose answers are known beforehand, and which keeps a log of everything that it was made to do.
+
+`build` stores code that follows from layer and solver, `measure` reads it and reports a time that follows from it too. Each
+appends a line to the file FAULTS_LOG, so that a checker can tell what ran from what was accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tuna.configs import Config
+from tuna.libraries.base import (
+    Cause,
+    Environment,
+    Library,
+    Resource,
+    RunContext,
+    Solver,
+    Step,
+    StepResult,
+    Trial,
+    WorkItem,
+    result_of,
+)
+
+LOG = "FAULTS_LOG"
+_CODE_BYTES = 1024
+
+
+def code_of(config: Mapping[str, Any], solver: str) -> bytes:
+    """What `build` makes of a layer with a solver."""
+    text = json.dumps([dict(config), solver], sort_keys=True).encode()
+    return (hashlib.sha256(text).digest() * (_CODE_BYTES // 32))[:_CODE_BYTES]
+
+
+def time_of(code: bytes) -> float:
+    """The time (ms) that `measure` reports for code."""
+    return 1.0 + int.from_bytes(code[:4], "big") / 2**32
+
+
+class FaultLibrary(Library):
+    """Two steps, ten solvers that apply to everything; the job option `sleep_s` says how long an item takes."""
+
+    name = "faults"
+    kinds = ("gemm",)
+    steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
+
+    def environment(self) -> Environment:
+        return Environment("faults", "1", "none", 0, "faults-1")
+
+    def solvers(self) -> Sequence[Solver]:
+        return [Solver(f"Fault{number}", self.kinds, "Direct") for number in range(10)]
+
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+        names = [solver.name for solver in self.solvers()]
+        return ((config, names) for config in configs)
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        for item in items:
+            _append(item)
+            time.sleep(float(item.options.get("sleep_s", 0)))
+            yield self._build(item, context) if step.name == "build" else self._measure(item, context)
+
+    def _build(self, item: WorkItem, context: RunContext) -> StepResult:
+        digest = context.artifacts.put(code_of(item.config, item.solver))
+        return result_of(item, ok=True, trials=(Trial(index=0, params=item.solver, artifact=digest),))
+
+    def _measure(self, item: WorkItem, context: RunContext) -> StepResult:
+        try:
+            code = context.artifacts.get(item.candidates[0].artifact or "")
+        except (KeyError, IndexError):
+            return result_of(item, ok=False, cause=Cause.ARTIFACT_LOST)
+        time_ms = time_of(code)
+        return result_of(item, ok=True, trials=(Trial(index=0, times_ms=(time_ms,), time_ms=time_ms),))
+
+
+def _append(item: WorkItem) -> None:
+    line = json.dumps({"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid()})
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes do not mix
+    try:
+        os.write(log, line.encode() + b"\n")
+    finally:
+        os.close(log)

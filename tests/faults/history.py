@@ -1,0 +1,186 @@
+"""The checker: what must hold of a session's history when all work is done, whatever went wrong on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from fault_library import code_of, time_of
+
+from tuna.configs import parse_line
+from tuna.db.engine import reading
+from tuna.db.models import Config, FindDb, FindDbKernel, Job, Kernel, Solver, StepResult, Trial
+
+STEPS = ("build", "measure")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a job is to find: its time, and the SHA-256 of the code."""
+
+    time_ms: float | None
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """A job as it is in the end, with what the tables say that it found."""
+
+    state: str
+    attempt: int
+    cause: str | None = None
+    trial: Answer | None = None
+    stored: Answer | None = None  #: find db, with the digest of the bytes that are kept
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A row of step_result."""
+
+    job: int
+    step: str
+    attempt: int
+    ok: bool
+    cause: str | None = None
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    """A line of the library's own log: it was made to do this."""
+
+    job: int
+    step: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class History:
+    """All that is known of a session."""
+
+    expected: Mapping[int, Answer]  #: by job, as loaded before anything went wrong
+    jobs: Mapping[int, JobEnd]
+    attempts: Sequence[Attempt]
+    runs: Sequence[Run]
+
+
+def objections(history: History) -> list[str]:
+    """Everything that is wrong with a history; empty when nothing is."""
+    return [
+        *_lost(history),
+        *_unfinished(history),
+        *_accepted(history),
+        *_superseded(history),
+        *_false_successes(history),
+    ]
+
+
+def _lost(history: History) -> Iterator[str]:
+    for job in sorted(history.expected.keys() - history.jobs.keys()):
+        yield f"job {job} is lost"
+    for job in sorted(history.jobs.keys() - history.expected.keys()):
+        yield f"job {job} was never loaded"
+
+
+def _unfinished(history: History) -> Iterator[str]:
+    """The faults pass, so no job may fail for good, let alone stay on its way."""
+    for job, end in sorted(history.jobs.items()):
+        if end.state == "errored":
+            yield f"job {job} was given up: {end.cause}"
+        elif end.state != "evaluated":
+            yield f"job {job} ended as {end.state}"
+
+
+def _accepted(history: History) -> Iterator[str]:
+    counts = Counter((row.job, row.step) for row in history.attempts if row.ok)
+    for job, end in sorted(history.jobs.items()):
+        done = STEPS if end.state == "evaluated" else ()
+        for step in STEPS:
+            count = counts.pop((job, step), 0)
+            if count > 1 or (step in done and count != 1):
+                yield f"job {job} has {count} accepted results of {step}"
+    for job, step in sorted(counts):
+        yield f"a result of {step} was accepted for job {job}, which has no such step"
+
+
+def _superseded(history: History) -> Iterator[str]:
+    """An accepted attempt must be the last one at its step: a later one means that its lease had been taken away."""
+    seen: dict[tuple[int, str], set[int]] = defaultdict(set)
+    ran = {(run.job, run.step, run.attempt) for run in history.runs}
+    for job, step, attempt in ran:
+        seen[job, step].add(attempt)
+    for row in history.attempts:
+        seen[row.job, row.step].add(row.attempt)
+    last: dict[int, int] = defaultdict(int)
+    for row in sorted(history.attempts, key=lambda row: (row.job, STEPS.index(row.step))):
+        if not row.ok:
+            continue
+        if (row.job, row.step, row.attempt) not in ran:
+            yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted and never ran"
+        if row.attempt < max(seen[row.job, row.step]):
+            yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted after a later one had begun"
+        if row.attempt <= last[row.job]:
+            yield f"job {row.job}: attempt {row.attempt} at {row.step} was accepted before the step in front of it"
+        last[row.job] = row.attempt
+    for job, end in sorted(history.jobs.items()):
+        if end.state == "evaluated" and end.attempt != last[job]:
+            yield f"job {job} was leased again after it was done"
+
+
+def _false_successes(history: History) -> Iterator[str]:
+    for job, end in sorted(history.jobs.items()):
+        if end.state != "evaluated" or job not in history.expected:
+            continue
+        if end.trial != history.expected[job]:
+            yield f"job {job} is evaluated and its trial is {end.trial}, not {history.expected[job]}"
+        if end.stored != history.expected[job]:
+            yield f"job {job} is evaluated and the find db has {end.stored}, not {history.expected[job]}"
+
+
+def expected(engine: sa.Engine) -> dict[int, Answer]:
+    """What each job of a freshly loaded session is to find."""
+    statement = (
+        sa.select(Job.id, Config.driver, Solver.name)
+        .join(Config, Config.id == Job.config_id)
+        .join(Solver, Solver.id == Job.solver_id)
+    )
+    with reading(engine) as connection:
+        rows = connection.execute(statement).all()
+    codes = {row.id: code_of(parse_line(row.driver)[0].to_json(), row.name) for row in rows}
+    return {job: Answer(time_of(code), hashlib.sha256(code).hexdigest()) for job, code in codes.items()}
+
+
+def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
+    """The history of the one session of a database."""
+    kept = (
+        sa.select(FindDb.job_id, FindDb.time_ms, Kernel.blob)
+        .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id, isouter=True)
+        .join(Kernel, Kernel.digest == FindDbKernel.kernel, isouter=True)
+    )
+    with reading(engine) as connection:
+        trials = {
+            job: Answer(time_ms, digest)
+            for job, time_ms, digest in connection.execute(sa.select(Trial.job_id, Trial.time_ms, Trial.artifact))
+        }
+        stored = {
+            job: Answer(time_ms, hashlib.sha256(blob).hexdigest() if blob is not None else None)
+            for job, time_ms, blob in connection.execute(kept)
+        }
+        jobs = {
+            row.id: JobEnd(row.state, row.attempt, row.cause, trials.get(row.id), stored.get(row.id))
+            for row in connection.execute(sa.select(Job.id, Job.state, Job.attempt, Job.cause))
+        }
+        columns = (StepResult.job_id, StepResult.step, StepResult.attempt, StepResult.ok, StepResult.cause)
+        attempts = [Attempt(*row) for row in connection.execute(sa.select(*columns))]
+    return History(loaded, jobs, attempts, list(runs(log.read_text().splitlines())))
+
+
+def runs(lines: Iterable[str]) -> Iterator[Run]:
+    """What the library's log says."""
+    for line in lines:
+        fields = json.loads(line)
+        yield Run(fields["job"], fields["step"], fields["attempt"])

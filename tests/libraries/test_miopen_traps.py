@@ -1,0 +1,82 @@
+"""The requests that MITuna's own tests expect of it, as far as they are right."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tuna.artifacts import Artifacts
+from tuna.configs import ConvConfig, parse_line
+from tuna.libraries.base import Candidate, RunContext, WorkItem
+from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
+from tuna.pipeline.wire import queue_name
+
+LINES = (
+    "MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -F 1",
+    "MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -F 2 --in_layout NHWC",
+    "MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -F 4 -g 4",
+    "MIOpenDriver bnorm --forw 1",
+    "MIOpenDriver bnorm --forw 2",
+    "MIOpenDriver bnorm --forw 0 --back 1",
+)
+
+
+def test_a_request_for_applicability_has_an_id_and_a_direction_for_each() -> None:
+    jobs = request.applicability([parse_line(line)[0] for line in LINES], "gfx908", 120)  # type: ignore[misc]
+    assert [job["config_tuna_id"] for job in jobs] == [0, 1, 2, 3, 4, 5]
+    assert [job["direction"] for job in jobs] == [1, 2, 4, 1, 2, 4]
+    assert {(job["arch"], job["num_cu"], *job["steps"]) for job in jobs} == {("gfx908", 120, "applicability")}
+
+
+@pytest.mark.parametrize(("line", "layout"), [(LINES[0], "NCHW"), (LINES[1], "NHWC")])
+def test_the_tensors_of_a_layer_are_named_alike_in_every_layout(line: str, layout: str) -> None:
+    fields = request.config_fields(parse_line(line)[0])  # type: ignore[arg-type]
+    expected = {"in_channels": 64, "in_d": 1, "in_h": 28, "in_w": 30, "out_channels": 128, "fil_d": 1, "fil_h": 3}
+    expected |= {"fil_w": 5, "batchsize": 16}
+    assert {name: fields[name] for name in expected} == expected
+    assert {fields[name] for name in ("in_layout", "wei_layout", "out_layout")} == {layout}
+    assert fields["cmd"] == "conv"
+
+
+def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def call(jobs: list[dict[str, Any]], *_: Any, **__: Any) -> list[dict[str, Any]]:
+        asked.extend(json.loads(json.dumps(jobs)))
+        return [{}]
+
+    monkeypatch.setattr(fin, "call", call)
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
+    made = kernels.Compiled("GemmFwdRest", "miopenConvolutionFwdAlgoGEMM", 0, "", False, None, ())
+    item = WorkItem(
+        job_id=1, attempt=1, session_id=1, library="miopen", step="miopen_perf_eval", solver="GemmFwdRest",
+        config=parse_line(LINES[0])[0].to_json(), target="gfx908 120",
+        candidates=(Candidate(index=0, artifact=store.put(made.dump())),),
+    )  # fmt: skip
+    library, context = MiopenLibrary(), RunContext(artifacts=store, scratch=tmp_path, cpus=())
+    (result,) = library.run(library.step("miopen_perf_eval"), [item], context)
+    assert not result.ok, "fin said nothing of it"
+    (job,) = asked
+    assert job["steps"] == ["alloc_buf", "fill_buf", "miopen_perf_eval"]
+    assert job["solvers"] == ["GemmFwdRest"]
+    (entry,) = job["miopen_perf_compile_result"]
+    assert (entry["solver_name"], entry["kernel_objects"]) == ("GemmFwdRest", [])
+
+
+def test_queues_are_of_what_can_serve_them_and_not_of_a_session() -> None:
+    """MITuna has compile_q_<db>_sess_1, a beginning of compile_q_<db>_sess_10; ours share no beginning by chance."""
+    assert queue_name(False, "rocm-6.2.0", "key") == "compile.rocm-6.2.0"
+    assert queue_name(True, "rocm-6.2.0", "key") == "eval.key"
+
+
+def test_the_line_of_mitunas_celery_test_has_its_request() -> None:
+    (config,) = parse_line("MIOpenDriver conv -n 128 -c 1024 -H 14 -W 14 -k 2048 -y 1 -x 1 -u 2 -v 2 -F 2")
+    assert isinstance(config, ConvConfig)
+    job = request.job("miopen_find_compile", config, "gfx90a", 104, ["ConvAsm3x3U"])
+    assert (job["arch"], job["direction"], job["dynamic_only"]) == ("gfx90a:sram-ecc+:xnack-", 2, False)
+    assert job["solvers"] == ["ConvAsm3x3U"]
+    assert job["config"]["direction"] == "B"

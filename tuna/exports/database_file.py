@@ -1,0 +1,67 @@
+"""Which of MIOpen's databases a file is, and its records, whatever its form."""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+from tuna.configs.problem_key import PERF_FIELDS
+from tuna.errors import BadInput
+from tuna.exports import compressed, perf_db, perf_text, sqlite_file
+from tuna.exports.perf_db import PerfRecord
+
+_HEAD_BYTES = 1 << 16
+
+
+class Kind(str, Enum):
+    """What a database holds."""
+
+    FIND = "find db"
+    PERF = "perf db"
+    KERNEL = "kernel db"
+
+    __str__ = str.__str__
+
+
+_TEXT_ENDS = {".fdb.txt": Kind.FIND, ".ufdb.txt": Kind.FIND, ".db.txt": Kind.PERF, ".udb.txt": Kind.PERF}
+
+
+def kind_of(path: Path) -> Kind:
+    """What the file holds, by its contents, an empty text by its name; raises BadInput if it is none of MIOpen's."""
+    head = _head(path)
+    if head.startswith(b"SQLite format 3\0"):
+        with sqlite_file.open_read_only(path) as db:
+            if sqlite_file.columns(db, "kern_db"):
+                return Kind.KERNEL
+            if sqlite_file.columns(db, "perf_db"):
+                return Kind.PERF
+    elif head.strip():
+        # All 24 fields of a perf-db key are joined by "x".
+        key, equals, _ = head.lstrip().partition(b"=")
+        if equals and key[:1].isdigit():
+            return Kind.PERF if key.count(b"x") == len(PERF_FIELDS) - 1 else Kind.FIND
+    else:
+        for end, kind in _TEXT_ENDS.items():
+            if compressed.plain_name(path).endswith(end):
+                return kind
+    raise BadInput(f"{path} is neither a find db nor a perf db nor a kernel db of MIOpen's.")
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether the file, unpacked, is an SQLite database."""
+    return _head(path).startswith(b"SQLite format 3\0")
+
+
+def read_perf(path: Path) -> Iterator[PerfRecord]:
+    """The records of a perf db in SQLite or as text."""
+    return perf_db.read(path) if is_sqlite(path) else perf_text.read(path)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with bz2.open(path) if compressed.is_packed(path) else open(path, "rb") as stream:
+            return stream.read(_HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
