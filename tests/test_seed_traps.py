@@ -78,6 +78,10 @@ TRAPS = (
         "tests/exports/test_export_traps.py::test_what_was_exported_and_imported_is_exported_the_same",
     ),
     (
+        "in the database too",
+        "tests/exports/test_export_traps.py::test_results_that_were_exported_and_imported_are_those_that_were_measured",
+    ),
+    (
         "also for what MIOpen ships",
         "tests/exports/test_export_traps.py::test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported",
     ),

@@ -71,6 +71,28 @@ def exported(engine: sa.Engine, session: int, form: Form, directory: Path, top: 
         return export(connection, session, form, directory, top=top).path
 
 
+def results(engine: sa.Engine, session: int) -> list[tuple[Any, ...]]:
+    """Layer, solver, time, workspace and params of every result; times as a find db holds them."""
+    row = models.FindDb
+    query = sa.select(models.Config.driver, models.Solver.name, row.time_ms, row.workspace_bytes, row.params)
+    query = query.join(models.Config, models.Config.id == row.config_id)
+    query = query.join(models.Solver, models.Solver.id == row.solver_id).where(row.session_id == session)
+    with reading(engine) as connection:
+        found = connection.execute(query).all()
+    return sorted((layer, name, find_db.time_text(time_ms or 0.0), *rest) for layer, name, time_ms, *rest in found)
+
+
+@pytest.mark.parametrize("forms", [(Form.FIND, Form.PERF), (Form.PERF, Form.FIND)])
+def test_results_that_were_exported_and_imported_are_those_that_were_measured(
+    database: sa.Engine, tmp_path: Path, forms: tuple[Form, ...]
+) -> None:
+    session, copy = measured(database), empty(database)
+    for form in forms:
+        import_db(database, exported(database, session, form, tmp_path), session_id=copy)
+    assert len(results(database, copy)) == 3 * len(LAYERS)
+    assert results(database, copy) == results(database, session)
+
+
 @pytest.mark.parametrize("forms", [(Form.FIND,), (Form.PERF,), (Form.FIND, Form.PERF), (Form.PERF, Form.FIND)])
 def test_what_was_exported_and_imported_is_exported_the_same(
     database: sa.Engine, tmp_path: Path, forms: tuple[Form, ...]
@@ -144,16 +166,16 @@ def test_a_result_that_is_gone_is_not_in_the_next_export_to_the_same_file(
     assert [p.read_bytes() for p in files[0]] == [p.read_bytes() for p in files[1]]
 
 
-@pytest.mark.parametrize("results", [1, 9, 10, 11])
+@pytest.mark.parametrize("rows", [1, 9, 10, 11])
 def test_a_perf_db_of_any_number_of_rows_is_written_and_counted(
-    build: DatabaseBuilder, tmp_path: Path, results: int
+    build: DatabaseBuilder, tmp_path: Path, rows: int
 ) -> None:
     session, config = build.session("miopen", "gfx90a", 104), build.config(DRIVERS[1])
-    for number in range(results):
+    for number in range(rows):
         build.winner(session, config, build.solver(f"S{number:02}", "miopen"), 1.0, params="x")
     report = export(build.connection, session, Form.PERF, tmp_path)
-    assert (report.entries, report.configs) == (results, 1)
-    assert [record.solver for record in perf_db.read(report.path)] == [f"S{number:02}" for number in range(results)]
+    assert (report.entries, report.configs) == (rows, 1)
+    assert [record.solver for record in perf_db.read(report.path)] == [f"S{number:02}" for number in range(rows)]
 
 
 def test_params_of_135_characters_are_exported_whole(build: DatabaseBuilder, tmp_path: Path) -> None:
@@ -166,8 +188,8 @@ def test_params_of_135_characters_are_exported_whole(build: DatabaseBuilder, tmp
 
 def test_the_file_name_that_was_asked_for_gets_the_extension(build: DatabaseBuilder, tmp_path: Path) -> None:
     session = build.session("miopen", "gfx90a", 110)
-    kernels = {"kernel": build.kernel(b"code")}
-    build.winner(session, build.config(DRIVERS[1]), build.solver("A", "miopen"), 1.0, params="p", **kernels)
+    kernel = build.kernel(b"code")
+    build.winner(session, build.config(DRIVERS[1]), build.solver("A", "miopen"), 1.0, params="p", kernel=kernel)
     wishes: dict[str, Any] = {"filename": "testing_export_db_outfile"}
     names = [export(build.connection, session, f, tmp_path, **wishes).path.name for f in Form if f is not Form.TVM]
     expected = {"testing_export_db_outfile" + end for end in (".HIP.fdb.txt", ".db", ".kdb")}

@@ -11,11 +11,10 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -131,12 +130,13 @@ class Cluster:
             raise ClusterError(f"{alive} outlived the {name} process")
 
     def kill_child(self, name: str) -> bool:
-        """kill -9 of one pool process; False when there is none yet."""
-        children = _children(self._running[name])
-        for child in children[:1]:
+        """kill -9 of a pool process that has begun an item; False when there is none yet."""
+        begun = {json.loads(line)["pid"] for line in self.log.read_text().splitlines()}
+        victims = [child for child in _children(self._running[name]) if child.pid in begun]
+        for child in victims[:1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        return bool(children)
+        return bool(victims)
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process and its children."""

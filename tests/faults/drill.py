@@ -12,7 +12,7 @@ from pathlib import Path
 import history
 import sqlalchemy as sa
 from cluster import LEASE_S, Cluster, ClusterError, wait_until
-from nemesis import Event, Fault, Kind, events, plan
+from nemesis import Fault, Kind, plan
 
 from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, schema, sessions, solvers
@@ -21,8 +21,11 @@ from tuna.libraries.registry import get_library
 
 _SOLVERS = 10
 #: An item's time: with it 2,000 jobs outlast the faults.
-_SLEEP_S = 0.012
+_SLEEP_S = 0.006
 _BEGIN_S = 30.0
+_RECOVERY_S = 10.0
+_POLL_S = 0.05
+_SOME_ITEMS = 20
 _END_S = 90.0
 
 
@@ -33,7 +36,10 @@ class Report:
     seed: int
     jobs: int
     objections: list[str] = field(default_factory=list)
-    happened: list[str] = field(default_factory=list)  #: each fault, with the number of items that had been begun by then
+    happened: list[str] = field(
+        default_factory=list
+    )  #: each fault, with the number of items that had been begun by then
+    began_s: float = 0.0  #: until work was under way
     seconds: float = 0.0
     runs: int = 0  #: items that were begun
     lost: int = 0  #: attempts that ended with their worker
@@ -60,7 +66,7 @@ def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
             expected = _load(engine, folder / "plugin", job_count)
             for name in ("compile", "eval", "enqueuer"):
                 cluster.start(name)
-            _Drill(cluster, report).work_through(list(events(plan(seed, LEASE_S))))
+            _Drill(cluster, report).work_through(plan(seed, LEASE_S))
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
             report.objections += history.objections(seen)
@@ -99,6 +105,9 @@ class _Drill:
     def __init__(self, cluster: Cluster, report: Report) -> None:
         self._cluster = cluster
         self._report = report
+        self._began = time.monotonic()
+        self._seen = 0  # items begun when a fault last began or ended
+        self._active: list[tuple[float, Fault]] = []  # with the moment of their end
         self._begin: dict[Kind, Callable[[Fault], object]] = {
             Kind.KILL_CHILD: self._kill_child,
             Kind.KILL: lambda fault: cluster.kill(fault.target),
@@ -116,23 +125,41 @@ class _Drill:
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, 0.0),
         }
 
-    def work_through(self, todo: Sequence[Event]) -> None:
-        """Every event at its time, then the end of the session; raises ClusterError."""
-        cluster = self._cluster
-        wait_until(self._items_begun, _BEGIN_S, "first item")
-        began = time.monotonic()
-        for event in todo:
-            while (left := began + event.at_s - time.monotonic()) > 0:
-                self._check()
-                time.sleep(min(left, 0.1))
-            self._check()
-            fault = event.fault
-            if event.begins:
-                self._report.happened.append(f"{fault} (items begun: {self._items_begun()})")
-                self._begin[fault.kind](fault)
-            else:
-                self._end.get(fault.kind, lambda fault: cluster.start(fault.target))(fault)
+    def work_through(self, faults: Sequence[Fault]) -> None:
+        """Every fault at its time, then the end of the session; raises ClusterError."""
+        self._let_pass(_BEGIN_S, self._under_way)
+        self._report.began_s = time.monotonic() - self._began
+        for fault in faults:
+            self._let_pass(fault.gap_s)
+            if not fault.hasty:
+                self._let_pass(_RECOVERY_S, self._under_way)
+            while any(active.target == fault.target for _, active in self._active):
+                self._let_pass(_POLL_S)
+            at_s = time.monotonic() - self._began
+            self._report.happened.append(f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}")
+            self._begin[fault.kind](fault)
+            self._seen = self._items_begun()
+            if fault.lasts_s:
+                self._active.append((time.monotonic() + fault.lasts_s, fault))
+        while self._active:
+            self._let_pass(_POLL_S)
         wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
+
+    def _let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Time, during which faults end and nothing may end by itself."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not until():
+            self._check()
+            for end_at, fault in list(self._active):
+                if time.monotonic() >= end_at:
+                    self._active.remove((end_at, fault))
+                    self._end.get(fault.kind, lambda fault: self._cluster.start(fault.target))(fault)
+                    self._seen = self._items_begun()
+            time.sleep(_POLL_S)
+
+    def _under_way(self) -> bool:
+        """Whether work goes on since the last begin or end of a fault."""
+        return self._items_begun() >= self._seen + _SOME_ITEMS
 
     def _check(self, *, may_end: bool = False) -> int | None:
         """Nothing may end by itself, but the enqueuer when all faults are over; returns its exit code."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,36 +23,27 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, counted from the moment at which work is under way."""
+    """A fault, which begins so long after the one before has begun."""
 
-    at_s: float
+    gap_s: float
+    hasty: bool  #: does not wait until work is under way again after the fault before, so that the two overlap
     kind: Kind
     target: str  #: compile, eval, enqueuer, redis, mariadb or artifacts
     lasts_s: float = 0.0
     step_s: float = 0.0  #: of a clock
 
     def __str__(self) -> str:
-        step = f" by {self.step_s:+g} s" if self.step_s else ""
-        return f"{self.at_s:.2f} s: {self.kind.value} {self.target}{step} for {self.lasts_s:.2f} s"
-
-
-@dataclass(frozen=True)
-class Event:
-    """The begin or the end of a fault."""
-
-    at_s: float
-    begins: bool
-    fault: Fault
+        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
+        return f"{self.kind.value} {self.target}" + (f" by {self.step_s:+g} s" if self.step_s else "") + lasts
 
 
 _WORKERS = ("compile", "eval")
-_SHORTEST_GAP_S, _LONGEST_GAP_S = 0.3, 2.0
-#: Between the end of a fault and the next one of the same target, so that each meets something that works.
-_REST_S = 1.0
+_LONGEST_GAP_S = 1.5
+_HASTY = 0.3
 
 
 def plan(seed: int, lease_s: float) -> list[Fault]:
-    """The faults of a seed in the order of their begin: each kind at least once, two of them drawn twice."""
+    """The faults of a seed in the order of their begin: each kind at least once, one drawn twice."""
     rng = random.Random(seed)
     faults = [
         (Kind.KILL_CHILD, rng.choice(_WORKERS)),
@@ -66,18 +56,19 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.ARTIFACTS_FULL, "artifacts"),
         (Kind.CLOCK_STEP, rng.choice(_WORKERS)),
     ]
-    faults += [*rng.sample(faults, 2), (Kind.PAUSE, rng.choice((*_WORKERS, "enqueuer")))]
+    faults.append(rng.choice([*faults, (Kind.PAUSE, "enqueuer")]))
     rng.shuffle(faults)
-    free_at = dict.fromkeys((target for _, target in faults), 0.0)
-    planned = []
-    at_s = 0.0
-    for kind, target in faults:
-        at_s = max(at_s + rng.uniform(_SHORTEST_GAP_S, _LONGEST_GAP_S), free_at[target])
-        step_s = rng.choice((-3600.0, 3600.0)) if kind is Kind.CLOCK_STEP else 0.0
-        fault = Fault(at_s, kind, target, _duration(rng, kind, lease_s), step_s)
-        free_at[target] = at_s + fault.lasts_s + _REST_S
-        planned.append(fault)
-    return planned
+    return [
+        Fault(
+            gap_s=rng.uniform(0.1, _LONGEST_GAP_S),
+            hasty=rng.random() < _HASTY,
+            kind=kind,
+            target=target,
+            lasts_s=_duration(rng, kind, lease_s),
+            step_s=rng.choice((-3600.0, 3600.0)) if kind is Kind.CLOCK_STEP else 0.0,
+        )
+        for kind, target in faults
+    ]
 
 
 def _duration(rng: random.Random, kind: Kind, lease_s: float) -> float:
@@ -86,10 +77,3 @@ def _duration(rng: random.Random, kind: Kind, lease_s: float) -> float:
     if kind is Kind.PAUSE:
         return rng.uniform(1.3, 2.0) * lease_s
     return rng.uniform(0.3, 3.0)
-
-
-def events(faults: Sequence[Fault]) -> Iterator[Event]:
-    """Begins and ends in the order of time."""
-    begins = [Event(fault.at_s, True, fault) for fault in faults]
-    ends = [Event(fault.at_s + fault.lasts_s, False, fault) for fault in faults if fault.lasts_s]
-    return iter(sorted([*begins, *ends], key=lambda event: event.at_s))

@@ -81,6 +81,7 @@ def test_changes_say_what_was_there_and_what_is_with_their_origins(scene: Scene)
     assert text.startswith("golden version 2 of miopen against version 1\n")
     assert "left out" not in text
     assert "+25.00 %" in text
+    assert f"before #{slower.before.id} {ASM} []; session 2" in text
     assert "-75.00 %" in text
     assert f"{ASM} -> {WINO}" in text
     assert "missing layers (1 of 1):" in text
@@ -131,39 +132,30 @@ def test_what_is_not_there_is_not_compared(scene: Scene) -> None:
         scene.report(1, library="tvm")
 
 
-@pytest.mark.parametrize(
-    ("after", "limit", "violated"), [(2.1, 0.05, False), (2.1001, 0.05, True), (2.0, 0.0, False), (2.001, 0.0, True)]
-)
-def test_a_layer_may_be_slower_by_just_the_limit(scene: Scene, after: float, limit: float, violated: bool) -> None:
-    found = _grown(scene, {A: 2.0, B: 1.0}, {A: after, B: 0.1})
-    assert bool(check_gate(found, limit, None)) is violated
+def test_a_layer_may_be_slower_by_just_the_limit(scene: Scene) -> None:
+    found = _grown(scene, {A: 2.0, B: 1.0}, {A: 2.1, B: 0.1})
+    assert check_gate(found, 0.05, None) == []  # in spite of binary fractions
+    assert len(check_gate(found, 0.0499, None)) == 1
 
 
 def test_a_missing_layer_violates_the_limit_of_regressions(scene: Scene) -> None:
     found = _two(scene)
     slower, missing = check_gate(found, 0.1, None)
-    assert slower.startswith("1 layers are more than 10 % slower, the worst by 25 %: ")
+    assert slower.startswith("1 layer is more than 10 % slower, the worst by 25 %: ")
     assert slower.endswith(" on gfx90a x 104")
-    assert missing.startswith("1 layers of version 1 are missing, such as ")
+    assert missing.startswith("1 layer is missing that version 1 has, such as ")
     assert len(check_gate(found, 0.25, None)) == 1
     assert check_gate(found, None, None) == []
 
 
-@pytest.mark.parametrize(
-    ("after", "gain", "said"),
-    [
-        (0.9, 0.1, None),
-        (0.9, 0.2, "shrinks by 10 % instead of shrinking by 20 %"),
-        (1.0, 0.0, None),
-        (1.1, 0.0, "grows by 10 % instead"),
-    ],
-)
-def test_the_total_time_must_shrink_by_the_gain_asked_for(
-    scene: Scene, after: float, gain: float, said: str | None
-) -> None:
-    violations = check_gate(_grown(scene, {A: 1.0}, {A: after}), None, gain)
-    assert len(violations) == (said is not None)
-    assert said is None or said in violations[0]
+def test_the_total_time_must_shrink_by_the_gain_asked_for(scene: Scene) -> None:
+    found = _grown(scene, {A: 1.0}, {A: 0.9})
+    assert check_gate(found, None, 0.1) == []
+    assert "shrinks by 10 % instead of shrinking by 20 %" in check_gate(found, None, 0.2)[0]
+    assert check_gate(scene.report(1, 1), None, 0.0) == []
+    (entry,) = [entry for entry in scene.entries(2) if entry.time_ms == 0.9]
+    scene.execute(sa.update(models.GoldenEntry).where(models.GoldenEntry.id == entry.id).values(time_ms=1.1))
+    assert "grows by 10 % instead" in check_gate(scene.report(2), None, 0.0)[0]
 
 
 def test_a_gain_counts_by_weight(scene: Scene) -> None:
@@ -192,6 +184,7 @@ def test_a_session_is_compared_as_the_version_that_would_be_built_of_it(scene: S
     ours, theirs = found.regressions[0].after, version.regressions[0].after
     assert (ours.version, theirs.version) == (None, 2)
     assert ours.origin == theirs.origin
+    assert f"after  {ours.solver} [" in "\n".join(found.lines())  # no number: `explain` knows only those of entries
     assert {**ours.as_json(), "id": 0, "version": 0} == {**theirs.as_json(), "id": 0, "version": 0}
 
 
@@ -231,7 +224,9 @@ def test_a_session_needs_a_version_of_its_own_library(scene: Scene) -> None:
     assert scene.report_session(1, 1).library == "miopen"  # the session says whose version 1 it is
 
 
-def test_a_draft_that_is_overwritten_while_it_is_compared_is_no_crash(scene: Scene) -> None:
+def test_a_draft_that_is_overwritten_while_it_is_compared_is_no_crash(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if scene.engine.dialect.name == "sqlite":
         return  # where a reader sees one moment
     scene.build(1, scene.session({(A, ASM): 1.0}))
@@ -243,6 +238,6 @@ def test_a_draft_that_is_overwritten_while_it_is_compared_is_no_crash(scene: Sce
         scene.build(2, newer, overwrite=True)
         return read(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ResultsChanged):
-        patch.setattr(entries, "read", overwrite)
+    monkeypatch.setattr(entries, "read", overwrite)
+    with pytest.raises(ResultsChanged):
         scene.report(2)

@@ -105,11 +105,11 @@ def test_an_entry_is_explained_when_its_session_has_lost_its_results(two: Scene)
     assert [one.as_json() for one in two.explain(2, A)] == before
 
 
-@pytest.mark.parametrize("key", [C, "64-nosuch-F", "nonsense", "1,2", "#", "", "9" * 30])
-def test_a_key_that_names_nothing_is_not_found(two: Scene, key: str) -> None:
-    with pytest.raises(NotFound, match="version 2 of miopen has no entry") as refusal:
-        two.explain(2, key)
-    assert "config key, problem key, label or driver command" in refusal.value.hint
+def test_a_key_that_names_nothing_is_not_found(two: Scene) -> None:
+    for key in (C, "64-nosuch-F", "nonsense", "1,2", "#", "", "9" * 30):
+        with pytest.raises(NotFound, match="version 2 of miopen has no entry") as refusal:
+            two.explain(2, key)
+        assert "config key, problem key, label or driver command" in refusal.value.hint
 
 
 def test_an_entry_of_another_version_or_solver_is_not_found(two: Scene) -> None:

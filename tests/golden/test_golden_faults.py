@@ -262,5 +262,6 @@ def test_two_hundred_thousand_results_are_built_in_seconds(scene: Scene) -> None
     report = scene.build(3, base=2)
     assert (report.entries, report.kernels) == (ROWS + 10, ROWS)
     promote(scene.engine, 3, max_regression=0.0)
+    assert scene.report_session(session, 3).total.equal == ROWS // 10 + 1
     print(f"{scene.engine.dialect.name} from a base, compared: {time.monotonic() - started:.1f} s")
     assert time.monotonic() - started < _BUILD_S

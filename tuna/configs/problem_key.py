@@ -109,8 +109,16 @@ class ProblemKey:
 
     def text(self) -> str:
         """The key as a find db has it."""
+        default = _DEFAULT_LAYOUTS[self.spatial_dim]
+        return self._text(default if self.layouts == (default,) * 3 else "-".join(self.layouts))
+
+    def short_text(self) -> str:
+        """The key with one word for equal layouts, whichever they are."""
+        return self._text("-".join(self.layouts if len(set(self.layouts)) > 1 else self.layouts[:1]))
+
+    def _text(self, layouts: str) -> str:
         head = (self.in_channels, *self.in_size, _by(self.fil_size), self.out_channels, *self.out_size, self.batchsize)
-        return self._joined(head, self._layout_words()) + self.casts
+        return self._joined(head, layouts) + self.casts
 
     def perf_order(self) -> str:
         """A text that is equal for equal `perf` fields and otherwise sorts like the key.
@@ -124,10 +132,6 @@ class ProblemKey:
         shape = (_by(self.pads), _by(self.strides), _by(self.dilations), self.bias)
         tail = self.direction if self.group_count == 1 else f"{self.direction}_g{self.group_count}"
         return "-".join(map(str, (*head, *shape, layouts, self.data_type, tail)))
-
-    def _layout_words(self) -> str:
-        default = _DEFAULT_LAYOUTS[self.spatial_dim]
-        return default if self.layouts == (default,) * 3 else "-".join(self.layouts)
 
     def perf(self) -> PerfKey:
         """The perf-db fields; a two-dimensional problem has depth 1, 0 as the depth of pad, stride and dilation."""
@@ -256,7 +260,10 @@ def perf_key_of(config: object) -> PerfKey | None:
 
 
 def parse(text: str) -> ProblemKey:
-    """The problem that a find-db key names; raises BadInput."""
+    """The problem that a find-db key names; raises BadInput.
+
+    One word may stand for three equal layouts that are not MIOpen's default: lists of layers have such keys.
+    """
     words = text.split("-")
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     one_layout, three_layouts = 11 + 2 * dims, 13 + 2 * dims
@@ -266,7 +273,7 @@ def parse(text: str) -> ProblemKey:
         key = _from_words(words, dims, len(words) == one_layout)
     except ValueError as error:
         raise BadInput(f"{text!r} is no find-db key: {error}") from None
-    if key.text() != text:
+    if text not in (key.text(), key.short_text()):
         raise BadInput(f"{text!r} is no find-db key: MIOpen would write {key.text()!r}")
     return key
 

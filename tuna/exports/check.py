@@ -13,7 +13,7 @@ from tuna.configs import problem_key
 from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, naming, sqlite_file
-from tuna.exports.database_file import Kind, kind_of, read_perf
+from tuna.exports.database_file import ENDS, Kind, kind_of, read_perf
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.select import is_time
 
@@ -22,7 +22,7 @@ Kernels = Mapping[tuple[str, str], Sequence[Sequence[tuple[str, str]]]]
 #: Gives the kernels of these keys for an architecture and number of compute units; see `select.kernels_of`.
 KernelsOf = Callable[[str, int | None, Sequence[str]], Kernels]
 _BATCH = 500
-_ENDS = (".fdb.txt", ".ufdb.txt", ".db.txt", ".udb.txt", ".db", ".udb", ".kdb", ".ukdb")
+_ENDS = tuple(end for ends in ENDS.values() for end in ends)
 #: Target features that MIOpen's own test forbids among the arguments of shipped kernels.
 _FORBIDDEN = ("sram-ecc", "xnack")
 
@@ -137,11 +137,13 @@ class _Check:
                 continue
             seen.add(record.key)
             try:
-                perf = problem_key.parse(record.key).perf().text()
+                key = problem_key.parse(record.key)
+                if key.text() != record.key:
+                    raise BadInput(f"MIOpen writes {record.key} as {key.text()}")
             except BadInput as error:
                 self._fault(path, "key", f"line {number}: {error}")
                 continue
-            self._items(path, number, record.items, perf)
+            self._items(path, number, record.items, key.perf().text())
             yield record
 
     def _items(self, path: Path, number: int, items: Collection[FindItem], perf: str) -> None:

@@ -25,11 +25,16 @@ class Kind(str, Enum):
     __str__ = str.__str__
 
 
-_TEXT_ENDS = {".fdb.txt": Kind.FIND, ".ufdb.txt": Kind.FIND, ".db.txt": Kind.PERF, ".udb.txt": Kind.PERF}
+#: How the names of each kind end, but for `.bz2`.
+ENDS = {
+    Kind.FIND: (".fdb.txt", ".ufdb.txt"),
+    Kind.PERF: (".db.txt", ".udb.txt", ".db", ".udb"),
+    Kind.KERNEL: (".kdb", ".ukdb"),
+}
 
 
 def kind_of(path: Path) -> Kind:
-    """What the file holds, by its contents, an empty text by its name; raises BadInput if it is none of MIOpen's."""
+    """What the file holds, by its contents; raises BadInput if it is none of MIOpen's, or empty."""
     head = _head(path)
     if head.startswith(b"SQLite format 3\0"):
         with sqlite_file.open_read_only(path) as db:
@@ -37,16 +42,13 @@ def kind_of(path: Path) -> Kind:
                 return Kind.KERNEL
             if sqlite_file.columns(db, "perf_db"):
                 return Kind.PERF
-    elif head.strip():
+    else:
         # All 24 fields of a perf-db key are joined by "x".
         key, equals, _ = head.lstrip().partition(b"=")
         if equals and key[:1].isdigit():
             return Kind.PERF if key.count(b"x") == len(PERF_FIELDS) - 1 else Kind.FIND
-    else:
-        for end, kind in _TEXT_ENDS.items():
-            if compressed.plain_name(path).endswith(end):
-                return kind
-    raise BadInput(f"{path} is neither a find db nor a perf db nor a kernel db of MIOpen's.")
+    what = "neither a find db nor a perf db nor a kernel db of MIOpen's" if head.strip() else "empty"
+    raise BadInput(f"{path} is {what}.")
 
 
 def is_sqlite(path: Path) -> bool:

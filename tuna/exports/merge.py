@@ -12,7 +12,7 @@ from pathlib import Path
 from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, perf_db, perf_text
-from tuna.exports.database_file import Kind
+from tuna.exports.database_file import ENDS, Kind
 from tuna.exports.entries import Pair, entries, pairs, same_kind
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.perf_db import PerfRecord
@@ -37,16 +37,16 @@ def merge(master: Path, target: Path, out: Path, *, keep_keys: bool = False) -> 
     Sorted by key, then time, then solver: equal files give equal bytes. Raises BadInput if a file is damaged.
     """
     kind = same_kind(master, target)
-    text = compressed.plain_name(out).endswith(".txt")
-    if text is (kind is Kind.KERNEL) or (kind is Kind.FIND and not text):
-        raise BadInput(f"{out.name} is no name of a {kind}.")
+    name = compressed.plain_name(out)
+    if not name.endswith(ENDS[kind]):
+        raise BadInput(f"{out.name} is no name of a {kind}: they end in {', '.join(ENDS[kind])}.")
     counts: Counter[str] = Counter()
     both = _chosen(pairs(entries(master, kind), entries(target, kind)), kind, keep_keys, counts)
     with compressed.packed_file(out) as path:
         if kind is Kind.KERNEL:
             with kernel_db.lookup(master) as old, kernel_db.lookup(target) as new:
                 kernel_db.write(path, ((new if pair.b else old)(pair.key, pair.solver) for pair in both))
-        elif not text:
+        elif not name.endswith(".txt"):
             perf_db.write(path, _perf(both))
         else:
             with open(path, "wb") as stream:

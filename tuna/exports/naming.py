@@ -46,8 +46,8 @@ def parse_name(filename: str) -> tuple[str, int | None]:
     `gfx90a68.HIP.fdb.txt` gives gfx90a and 104, `gfx90a.kdb` gives gfx90a and None. Extensions do not matter. A name
     can be read in several ways, so in this order: a known architecture is taken off the front, else the four characters
     after `gfx` if they begin with 1, else three; then an underscore and a number are decimal, other digits hexadecimal
-    if they are more than 64. What cannot be read so is an architecture without compute units, `gfx90a_xnack` with its
-    features. Raises BadInput for a name without a base.
+    (after an architecture that is not known only if they are more than 64). What cannot be read so is an architecture
+    without compute units, `gfx90a_xnack` with its features. Raises BadInput for a name without a base.
     """
     base = filename.rpartition("/")[2].partition(".")[0]
     if filename.endswith(_USER_PERF):
@@ -61,7 +61,7 @@ def parse_name(filename: str) -> tuple[str, int | None]:
     if underscored:
         return underscored[1], int(underscored[2])
     match = known or _UNKNOWN.match(base)
-    if match and _HEX.fullmatch(base, match.end()) and int(base[match.end() :], 16) > 64:
+    if match and _HEX.fullmatch(base, match.end()) and (known or int(base[match.end() :], 16) > 64):
         return match[0], int(base[match.end() :], 16)
     return base, None
 

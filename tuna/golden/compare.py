@@ -223,13 +223,13 @@ def check_gate(report: PromotionReport, max_regression: float | None, min_gain: 
         if count:
             worst = report.regressions[0]
             violations.append(
-                f"{count} layers are more than {_percent(max_regression)} slower, the worst by {_percent(worst.ratio - 1)}:"
+                f"{_layers(count)} more than {_percent(max_regression)} slower, the worst by {_percent(worst.ratio - 1)}:"
                 f" {worst.after.layer} on {worst.after.arch} x {worst.after.num_cu}"
             )
         if report.total.missing:
             entry = report.missing_layers[0]
             violations.append(
-                f"{report.total.missing} layers of version {report.against} are missing, such as {entry.layer}"
+                f"{_layers(report.total.missing)} missing that version {report.against} has, such as {entry.layer}"
                 f" on {entry.arch} x {entry.num_cu}"
             )
     if min_gain is not None:
@@ -305,10 +305,15 @@ def _tally_line(tally: Tally) -> str:
     return f"{tally.name:40} {numbers}  {change}".rstrip()
 
 
+def _layers(count: int) -> str:
+    return "1 layer is" if count == 1 else f"{count} layers are"
+
+
 def _percent(fraction: float) -> str:
     return f"{fraction * 100:.4g} %"
 
 
 def _short(entry: Entry) -> str:
     params = entry.params if len(entry.params) <= _PARAMS_SHOWN else entry.params[:_PARAMS_SHOWN] + "..."
-    return f"#{entry.id} {entry.solver} [{params}]; {entry.origin}"
+    number = f"#{entry.id} " if entry.version is not None else ""
+    return f"{number}{entry.solver} [{params}]; {entry.origin}"

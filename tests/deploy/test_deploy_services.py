@@ -1,0 +1,183 @@
+"""What can be tried of a cluster without containers: its secrets, its Redis, a worker with a worker's settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from deploy_files import COMPOSE, DOCKER, objects
+from kombu import Connection
+
+from tuna.embedded_redis import program
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.results import ResultStream
+from tuna.settings import Settings
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """The folder of secrets that `make-secrets` makes, beside copies of the files of docker/."""
+    for name in ("make-secrets", "redis-start", "redis.conf"):
+        shutil.copy(DOCKER / name, tmp_path)
+    done = subprocess.run([tmp_path / "make-secrets", "tuna.example.com"], capture_output=True, text=True, check=True)
+    folder = tmp_path / "secrets"
+    assert (folder / "redis-password").read_text() not in done.stdout + done.stderr
+    return folder
+
+
+def test_made_secrets_are_private_and_complete(secrets: Path) -> None:
+    files = {path.name: path for path in secrets.iterdir()}
+    assert {source["file"].removeprefix("./secrets/") for source in COMPOSE["secrets"].values()} <= set(files)
+    assert set(objects("Secret")[0]["stringData"]) <= set(files)
+    for path in [*files.values(), secrets.parent / ".env"]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+    passwords = {path.read_text() for name, path in files.items() if name.endswith("-password")}
+    assert len(passwords) == 4
+    assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords)
+    settings = [line.partition("=")[0] for line in (secrets.parent / ".env").read_text().splitlines()]
+    used = re.findall(r"\$\{(\w+)", (DOCKER / "compose.yaml").read_text())
+    assert {name.lstrip("# ") for name in settings if re.fullmatch(r"(# )?[A-Z_]+", name)} <= set(used)
+
+
+def test_secrets_are_never_overwritten(secrets: Path) -> None:
+    before = {path: path.read_bytes() for path in secrets.iterdir()}
+    assert subprocess.run([secrets.parent / "make-secrets"], capture_output=True, check=False).returncode == 1
+    assert {path: path.read_bytes() for path in secrets.iterdir()} == before
+
+
+@pytest.mark.parametrize("address", ['x"\ny = 1', "a b", "host;ls", "$(id)", "--help"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
+    shutil.copy(DOCKER / "make-secrets", tmp_path)
+    done = subprocess.run([tmp_path / "make-secrets", address], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["make-secrets"]
+
+
+@pytest.mark.parametrize("name", ["tuna.toml", "worker.toml", "worker-remote.toml"])
+def test_made_settings_are_settings_of_tuna(secrets: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TUNA_CONFIG", str(secrets / name))
+    settings = Settings()
+    password = (secrets / "redis-password").read_text()
+    host = "tuna.example.com" if "remote" in name else "redis"
+    assert settings.broker_url is not None
+    assert settings.broker_url.get_secret_value() == f"redis://tuna:{password}@{host}:6379/0"
+    assert settings.embedded_db == (name != "tuna.toml")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def redis_url(secrets: Path) -> Iterator[str]:
+    """A Redis that `redis-start` started as in its image, with a URL that has the password."""
+    folder = secrets.parent
+    stubs = {"docker-entrypoint.sh": 'exec "$@"', "chown": "exit 0", "redis-server": f'exec {program()} "$@"'}
+    for name, line in stubs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    password, port = secrets / "redis-password", _free_port()
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "ACL_DIR": str(folder),
+        "PASSWORD_FILE": str(password),
+    }
+    command = [f"{folder}/redis-start", "redis.conf", "--port", str(port), "--bind", "127.0.0.1"]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    url = f"redis://tuna:{password.read_text()}@127.0.0.1:{port}/0"
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                redis.Redis.from_url(url).ping()
+                break
+            except redis.ConnectionError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_default_user_of_redis_is_off_and_ours_cannot_administer(redis_url: str, secrets: Path) -> None:
+    client: Any = redis.Redis.from_url(redis_url)
+    assert client.info()["maxmemory_policy"] == "noeviction"
+    assert client.info()["aof_enabled"] == 1
+    stranger: Any = redis.Redis.from_url(re.sub("//.*@", "//", redis_url))
+    with pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    for command in (["FLUSHALL"], ["CONFIG", "GET", "*"], ["KEYS", "*"], ["ACL", "LIST"], ["SHUTDOWN"], ["MONITOR"]):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.execute_command(*command)
+    rules = secrets.parent / "users.acl"
+    assert stat.S_IMODE(rules.stat().st_mode) == 0o600
+    assert (secrets / "redis-password").read_text() not in rules.read_text()
+
+
+def test_tuna_can_do_all_it_needs_as_that_user(redis_url: str) -> None:
+    client = redis.Redis.from_url(redis_url)
+    leases = Leases(client, "x", 20.0)
+    leases.open(["chunk"])
+    assert leases.untaken() == ["chunk"]
+    stream = ResultStream(client, leases.results_key, "me")
+    assert leases.take("chunk", "token", "{}")
+    assert leases.renew("chunk", "token")
+    assert leases.report("chunk", "token", "{}")
+    assert leases.expired() == []
+    assert leases.finish("chunk", "token", "{}")
+    entries = stream.read(10, None)
+    assert len(entries) == 3
+    assert stream.take_over(10) == []
+    assert stream.last_id() != "0-0"
+    stream.acknowledge(entries)
+    assert stream.backlog() == 0
+    celery = Celery("test", broker=redis_url)
+    celery.send_task("tuna.run_chunk", kwargs={"chunk": "{}"}, queue="compile.x", ignore_result=True)
+    with Connection(redis_url) as connection:
+        channel: Any = connection.default_channel
+        assert channel.queue_declare("compile.x", passive=True).message_count == 1
+        assert client.llen("compile.x") == 1  # the list whose length KEDA asks for
+        message = connection.SimpleQueue("compile.x").get(timeout=10)
+        message.ack()
+
+
+def test_a_worker_with_the_settings_of_a_worker_joins(redis_url: str, secrets: Path, tmp_path: Path) -> None:
+    config = tmp_path / "worker-here.toml"
+    config.write_text(f'broker_url = "{redis_url}"\n')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))}
+    environment |= {"TUNA_CONFIG": str(config), "TUNA_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "tuna", "worker", "eval"]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        celery = Celery("test", broker=redis_url)
+        deadline = time.monotonic() + 60
+        while not celery.control.ping(timeout=1.0):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        process.terminate()  # what SLURM, docker and Kubernetes send first
+        assert process.wait(timeout=30) == 0
+        assert (secrets / "redis-password").read_text() not in (tmp_path / "log").read_text()
+        assert not (tmp_path / "home" / "tuna.sqlite").exists()
+    finally:
+        process.kill()
+        process.wait()
