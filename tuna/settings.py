@@ -48,7 +48,10 @@ class Settings(BaseSettings):
     )
     db_url: SecretStr | None = Field(None, description="SQLAlchemy URL; default: SQLite file in TUNA_HOME")
     redis_url: SecretStr | None = Field(
-        None, description="Redis of the result stream and leases; default: the broker if it is Redis, else embedded"
+        None,
+        validation_alias=AliasChoices("TUNA_REDIS_URL", "CELERY_RESULT_BACKEND"),
+        description="Redis of results and leases; default: the broker if it is Redis, else embedded. "
+        "CELERY_RESULT_BACKEND is honoured too",
     )
     broker_url: SecretStr | None = Field(
         None,

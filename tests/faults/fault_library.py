@@ -80,7 +80,9 @@ class FaultLibrary(Library):
 
 
 def _append(item: WorkItem) -> None:
-    line = json.dumps({"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid()})
+    line = json.dumps(
+        {"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), "at": time.monotonic()}
+    )
     log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes do not mix
     try:
         os.write(log, line.encode() + b"\n")
