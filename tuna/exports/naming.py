@@ -5,30 +5,15 @@ from __future__ import annotations
 import re
 
 from tuna.errors import BadInput
+from tuna.libraries.miopen.names import base_name
+
+__all__ = ["backend", "base_name", "given_name", "parse_name"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 #: How the names of SQLite perf dbs in a user's folder end, after the base name.
 _USER_PERF = "_1.1.0.udb"
 #: Longest name that every file system takes, less the extension and the suffix of a temporary file.
 _MAX_NAME = 180
-
-
-def base_name(arch: str, num_cu: int) -> str:
-    """`gfx90a` and 104 give `gfx90a68`, `gfx906` and 60 give `gfx906_60`.
-
-    MIOpen's `Handle::GetDbBasename`: more than 64 compute units in hexadecimal, else decimal after an underscore.
-    Without compute units it is the architecture alone. Of `gfx90a:sramecc+:xnack+` only the name and `_xnack` stay, and
-    what file systems do not take becomes an underscore.
-    """
-    device, *features = arch.split(":")
-    if "xnack+" in features:
-        device += "_xnack"
-    if device in ("gfx906", "gfx908") and "sramecc-" in features:
-        device += "_nosramecc"
-    device = _UNSAFE.sub("_", device).strip("._-")[:_MAX_NAME] or "unknown"
-    if num_cu <= 0:
-        return device
-    return f"{device}{num_cu:x}" if num_cu > 64 else f"{device}_{num_cu}"
 
 
 #: Names that end in a letter, a digit or a number of their own; no other name begins with one of them.

@@ -1,4 +1,4 @@
-"""AMD's MIOpen, tuned through its program `fin`. What fin does is described in docs/fin.md."""
+"""AMD's MIOpen, tuned through its program `fin`. What fin does is described in docs/miopen.md."""
 
 from tuna.libraries.miopen.library import MiopenLibrary
 
