@@ -50,6 +50,7 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = [
         "--no-defaults",
         f"--datadir={data}",
+        f"--tmpdir={folder}",  # at its start a server clears the temporary tables of all others from /tmp
         f"--socket={socket}",
         "--skip-networking",
         "--innodb-buffer-pool-size=64M",

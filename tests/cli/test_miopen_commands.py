@@ -177,6 +177,15 @@ def test_status_and_exec(fish: TypeIn) -> None:
     assert fish("go_fish", "miopen", "-e", "'").code == 2
 
 
+def test_exec_says_so_when_the_broker_is_away(fish: TypeIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNA_BROKER_URL", "redis://:hunter2@127.0.0.1:9/0")
+    get_settings.cache_clear()
+    ended = fish("go_fish", "miopen", "-e", "true")
+    assert ended.code == 5
+    assert ended.err.startswith("Error: The broker cannot be used: ")
+    assert "hunter2" not in ended.err
+
+
 def test_tables_are_added_twice_without_harm(home: Path, type_in: TypeIn) -> None:
     for _ in range(2):
         ended = type_in("go_fish", "miopen", "--add_tables")

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuna.errors import BadInput
-from tuna.pipeline.connection import ensure_services
+from kombu.exceptions import OperationalError
+
+from tuna.errors import BadInput, ServiceError
+from tuna.pipeline.connection import broker_url, ensure_services
 from tuna.settings import Settings
 from tuna.workers.sandbox import run
 
@@ -40,14 +42,25 @@ def execute(command: str, settings: Settings) -> list[Answer]:
     ensure_services(settings)
     from tuna.celery_app import app
 
-    workers = list(app.control.inspect(timeout=_ANSWER_S).ping() or {})
-    answers = [Answer(host=socket.gethostname(), **run_here(words))]
-    if workers:
-        replies = app.control.broadcast(
-            CONTROL, {"words": words}, destination=workers, reply=True, timeout=LIMIT_S + 5, limit=len(workers)
-        )
-        found = {name: said for reply in replies for name, said in reply.items()}
-        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+    with app.connection_for_write(broker_url(settings)) as connection:
+        try:
+            connection.ensure_connection(max_retries=1, timeout=_ANSWER_S)
+        except OperationalError as error:
+            raise ServiceError(f"The broker cannot be used: {error}.", hint="run: tuna doctor") from None
+        workers = list(app.control.inspect(timeout=_ANSWER_S, connection=connection).ping() or {})
+        answers = [Answer(host=socket.gethostname(), **run_here(words))]
+        if workers:
+            replies = app.control.broadcast(
+                CONTROL,
+                {"words": words},
+                destination=workers,
+                reply=True,
+                timeout=LIMIT_S + 5,
+                limit=len(workers),
+                connection=connection,
+            )
+            found = {name: said for reply in replies for name, said in reply.items()}
+            answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
     return answers
 
 
