@@ -296,7 +296,9 @@ def _measured(
 
 
 def _device(target: str) -> str:
-    return f"{target.replace(' ', ' x ')}, GPU {os.environ.get('HIP_VISIBLE_DEVICES', '0')} of {socket.gethostname()}"
+    # HIP counts what ROCR leaves, so ROCR's number is the machine's.
+    number = os.environ.get("ROCR_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0"
+    return f"{target.replace(' ', ' x ')}, GPU {number} of {socket.gethostname()}"
 
 
 def _each_or_failure(
