@@ -25,6 +25,7 @@ from fault_library import LOG
 from shared_data import need
 
 from tuna.embedded_redis import program
+from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
 _START_S = 30.0
@@ -57,6 +58,7 @@ class Cluster:
         self.log = folder / "ran"  #: the library's own log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
         self._running: dict[str, psutil.Popen] = {}
+        self._started_at: dict[str, float] = {}
         self._due: set[str] = set()  # to be started as soon as Redis and MariaDB are back
         self._artifacts = folder / "artifacts"
         self.store = "a folder replaced by a file"  #: how the artifact store is made full
@@ -123,7 +125,8 @@ class Cluster:
         """kill -9 of the process itself; what it leaves must end by itself."""
         process = self._running[name]
         children = _children(process)
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may wait to be started again
+            process.kill()
         process.wait(_START_S)
         _, alive = psutil.wait_procs(children, timeout=10)
         if alive:
@@ -189,6 +192,10 @@ class Cluster:
         """How it ended; None when it runs, or when it waits to be started."""
         return None if name in self._due else self._running[name].poll()
 
+    def age_s(self, name: str) -> float:
+        """Seconds since it was last started."""
+        return time.monotonic() - self._started_at[name]
+
     def last_words(self, name: str) -> str:
         """The end of its log."""
         log = self.folder / "logs" / f"{name}.log"
@@ -197,6 +204,7 @@ class Cluster:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _spawn(self, name: str, command: list[str]) -> None:
+        self._started_at[name] = time.monotonic()
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             limits = json.dumps({"parent": os.getpid()})
             self._running[name] = psutil.Popen(
@@ -213,7 +221,8 @@ class Cluster:
             ]  # fmt: skip
         assert self._mariadbd
         return [
-            self._mariadbd, "--no-defaults", f"--datadir={self.folder / 'data'}", *_user(), f"--bind-address={self._address}",
+            self._mariadbd, "--no-defaults", *_user(), f"--bind-address={self._address}",
+            f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}",
             f"--socket={self.folder / 'tmp' / 's'}", f"--pid-file={self.folder / 'tmp' / 'pid'}",
             "--innodb-buffer-pool-size=64M", "--skip-name-resolve",
         ]  # fmt: skip
@@ -221,10 +230,8 @@ class Cluster:
     def _program(self, name: str) -> list[str]:
         if name == "enqueuer":
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
-        return [
-            sys.executable, str(Path(stepped_clock.__file__)), "celery", "-A", "tuna.celery_app", "worker", "-Q", name,
-            "-c", "1", "-n", f"{name}-{os.urandom(4).hex()}@x",
-        ]  # fmt: skip
+        python, _, *words = worker_command(WorkerSpec(name))  # as `tuna worker` does
+        return [python, stepped_clock.__file__, *words]
 
     def _install_mariadb(self) -> None:
         assert self._install
@@ -291,6 +298,12 @@ def _libc() -> ctypes.CDLL:
 
 
 def _mount(place: Path) -> bool:
-    """A small tmpfs at `place`; False when this user may not mount."""
-    options = f"size={_STORE_BYTES}".encode()
-    return _libc().mount(b"none", os.fsencode(place), b"tmpfs", 0, options) == 0
+    """A small tmpfs at `place` that only this process and its children see, so that it goes with them.
+
+    False when this user may not mount.
+    """
+    new_namespace, private = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
+    libc = _libc()
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        return False
+    return bool(libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode()) == 0)

@@ -17,13 +17,15 @@ from nemesis import Fault, Kind, plan
 from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, writing
+from tuna.errors import DatabaseError, ServiceError
 from tuna.libraries.registry import get_library
 
 _SOLVERS = 10
 #: An item's time: with it 2,000 jobs outlast the faults.
-_SLEEP_S = 0.006
+_SLEEP_S = 0.003
 _BEGIN_S = 30.0
-_RECOVERY_S = 10.0
+_RECOVERY_S = 7.0
+_STARTING_S = 10.0
 _POLL_S = 0.05
 _SOME_ITEMS = 20
 _END_S = 90.0
@@ -36,10 +38,8 @@ class Report:
     seed: int
     jobs: int
     objections: list[str] = field(default_factory=list)
-    happened: list[str] = field(
-        default_factory=list
-    )  #: each fault, with the number of items that had been begun by then
-    began_s: float = 0.0  #: until work was under way
+    faults: int = 0  #: that were made to happen
+    happened: list[str] = field(default_factory=list)  #: the same in words, with how much had been begun by then
     seconds: float = 0.0
     runs: int = 0  #: items that were begun
     lost: int = 0  #: attempts that ended with their worker
@@ -106,6 +106,7 @@ class _Drill:
         self._cluster = cluster
         self._report = report
         self._began = time.monotonic()
+        self._read = self._begun = 0  # of the library's log: bytes, lines
         self._seen = 0  # items begun when a fault last began or ended
         self._active: list[tuple[float, Fault]] = []  # with the moment of their end
         self._begin: dict[Kind, Callable[[Fault], object]] = {
@@ -128,7 +129,6 @@ class _Drill:
     def work_through(self, faults: Sequence[Fault]) -> None:
         """Every fault at its time, then the end of the session; raises ClusterError."""
         self._let_pass(_BEGIN_S, self._under_way)
-        self._report.began_s = time.monotonic() - self._began
         for fault in faults:
             self._let_pass(fault.gap_s)
             if not fault.hasty:
@@ -137,6 +137,7 @@ class _Drill:
                 self._let_pass(_POLL_S)
             at_s = time.monotonic() - self._began
             self._report.happened.append(f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}")
+            self._report.faults += 1
             self._begin[fault.kind](fault)
             self._seen = self._items_begun()
             if fault.lasts_s:
@@ -145,10 +146,12 @@ class _Drill:
             self._let_pass(_POLL_S)
         wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
 
-    def _let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Time, during which faults end and nothing may end by itself."""
+    def _let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Time, during which faults end and nothing may end by itself; whether `until` came true."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not until():
+        while time.monotonic() < deadline:
+            if until():
+                return True
             self._check()
             for end_at, fault in list(self._active):
                 if time.monotonic() >= end_at:
@@ -156,26 +159,41 @@ class _Drill:
                     self._end.get(fault.kind, lambda fault: self._cluster.start(fault.target))(fault)
                     self._seen = self._items_begun()
             time.sleep(_POLL_S)
+        return False
 
     def _under_way(self) -> bool:
         """Whether work goes on since the last begin or end of a fault."""
         return self._items_begun() >= self._seen + _SOME_ITEMS
 
     def _check(self, *, may_end: bool = False) -> int | None:
-        """Nothing may end by itself, but the enqueuer when all faults are over; returns its exit code."""
+        """Nothing may end by itself, but the enqueuer when all faults are over; returns its exit code.
+
+        Who finds no server when it starts says so and ends; here, as on a cluster, it is started again.
+        """
         cluster = self._cluster
         for name in ("compile", "eval", "enqueuer"):
             code = cluster.exit_code(name)
-            if code not in (None, -signal.SIGKILL) and not (may_end and name == "enqueuer" and code == 0):
-                early = "before the last fault" if code == 0 else f"with {code}"
-                raise ClusterError(f"{name} ended by itself {early}:\n{cluster.last_words(name)}")
+            if code in (None, -signal.SIGKILL) or (may_end and name == "enqueuer" and code == 0):
+                continue
+            if code in (DatabaseError.exit_code, ServiceError.exit_code) and cluster.age_s(name) < _STARTING_S:
+                self._report.happened.append(f"{name} found no server when it started")
+                cluster.start(name)
+                continue
+            early = "before the last fault" if code == 0 else f"with {code}"
+            raise ClusterError(f"{name} ended by itself {early}:\n{cluster.last_words(name)}")
         return cluster.exit_code("enqueuer")
 
     def _items_begun(self) -> int:
-        return self._cluster.log.read_bytes().count(b"\n")
+        with open(self._cluster.log, "rb") as log:
+            log.seek(self._read)
+            new = log.read()
+        self._read += len(new)
+        self._begun += new.count(b"\n")
+        return self._begun
 
     def _kill_child(self, fault: Fault) -> None:
-        wait_until(lambda: self._cluster.kill_child(fault.target), _BEGIN_S, f"pool process of {fault.target}")
+        if not self._let_pass(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
+            self._report.happened[-1] += " (there was none)"
 
     def _kill_and_wipe(self, fault: Fault) -> None:
         self._cluster.kill(fault.target)

@@ -38,7 +38,7 @@ class Fault:
 
 
 _WORKERS = ("compile", "eval")
-_LONGEST_GAP_S = 1.5
+_LONGEST_GAP_S = 1.0
 _HASTY = 0.3
 
 

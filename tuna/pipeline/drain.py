@@ -137,9 +137,11 @@ class Drain:
         results = [(result, report.worker) for report in reports for result in report.results]
         if results:
             self._write_results(connection, results, counts)
-        returned = [report.chunk for report in reports if report.kind is ReportKind.RETURNED]
+        returned = {report.chunk: report for report in reports if report.kind is ReportKind.RETURNED}
+        for report in returned.values():
+            log.warning("a worker gave its work back", worker=report.worker, reason=report.reason)
         if returned:
-            claim.release(connection, returned, max_attempts=self._max_attempts, worker_lost=False)
+            claim.release(connection, list(returned), max_attempts=self._max_attempts, worker_lost=False)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:

@@ -25,7 +25,9 @@ _HOLDS = "if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end; 
 _TAKE = (
     _NOW
     + """
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
+local holder = redis.call('HGET', KEYS[2], ARGV[1])
+if holder == ARGV[2] then return 1 end -- asked again, because the answer was lost with the connection
+if holder or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
 redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])

@@ -17,6 +17,8 @@ from tuna.pipeline.wire import Report
 GROUP = "drain"
 #: An entry that another drain took this long ago and did not finish is taken over.
 _ABANDONED_MS = 5000
+#: Redis was wiped: there is no group, or the stream went away while we waited for it (Redis 7).
+_WIPED = ("NOGROUP", "UNBLOCKED")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ResultStream:
                 GROUP, self._consumer, {self._key: ">"}, count=count, block=block_ms if block_ms else None
             )
         except redis.ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not str(error).startswith(_WIPED):
                 raise
             self.open()
             return []
@@ -63,7 +65,7 @@ class ResultStream:
         try:
             answer = cast(Any, self._client.xautoclaim(self._key, GROUP, self._consumer, _ABANDONED_MS, count=count))
         except redis.ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not str(error).startswith(_WIPED):
                 raise
             self.open()
             return []

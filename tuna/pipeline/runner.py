@@ -17,6 +17,7 @@ import redis
 import stamina
 import structlog
 
+from tuna.errors import StorageFull
 from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.wire import Chunk, Report, ReportKind
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
+#: A worker that has no room for what it makes waits this long before it gives the work back and is offered other work.
+_FULL_S = 2.0
 
 
 class LeaseLost(Exception):
@@ -78,25 +81,31 @@ class Runner:
         step = library.step(chunk.step)
         try:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat, self._resource(step):
-                self._work(leases, token, chunk, library, step, heartbeat)
+                return self._work(leases, token, chunk, library, step, heartbeat)
         except LeaseLost:
             log.warning("the lease was lost; the results of this chunk do not count", chunk=chunk.id)
             return "lost"
-        return "finished"
 
     def _work(
         self, leases: Leases, token: str, chunk: Chunk, library: Library, step: Step, heartbeat: _Heartbeat
-    ) -> None:
+    ) -> str:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
-        for result in self._results(library, step, chunk.items):
-            if heartbeat.lost:
-                raise LeaseLost
-            buffer.append(result)
-            if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
-                self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
-                buffer, flushed_at = [], time.monotonic()
+        try:
+            for result in self._results(library, step, chunk.items):
+                if heartbeat.lost:
+                    raise LeaseLost
+                buffer.append(result)
+                if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
+                    self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
+                    buffer, flushed_at = [], time.monotonic()
+        except StorageFull as error:  # no fault of the jobs': they would all be errored before somebody makes room
+            log.error("work is given back", chunk=chunk.id, reason=str(error))
+            time.sleep(_FULL_S)
+            self._send(leases.finish, chunk, token, ReportKind.RETURNED, buffer, str(error))
+            return "returned"
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
+        return "finished"
 
     def _results(self, library: Library, step: Step, items: Sequence[WorkItem]) -> Iterator[StepResult]:
         """One result for each item, whatever the library does."""
@@ -107,6 +116,8 @@ class Runner:
             for result in library.run(step, items, self._context):
                 if open_items.pop(result.job_id, None) is not None:
                     yield result
+        except StorageFull:
+            raise
         except Exception:  # a fault of the library's own code must not take the worker with it
             fault = traceback.format_exc()
             log.error("a library failed", library=library.name, step=step.name, fault=fault)
@@ -122,9 +133,11 @@ class Runner:
             )
 
     @stamina.retry(on=redis.ConnectionError, attempts=None, timeout=60.0, wait_max=2.0)
-    def _send(self, send: object, chunk: Chunk, token: str, kind: ReportKind, results: list[StepResult]) -> None:
+    def _send(
+        self, send: object, chunk: Chunk, token: str, kind: ReportKind, results: list[StepResult], reason: str = ""
+    ) -> None:
         assert callable(send)
-        if not send(chunk.id, token, self._report(kind, chunk, results)):
+        if not send(chunk.id, token, self._report(kind, chunk, results, reason)):
             raise LeaseLost
 
     def _report(self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = "") -> str:

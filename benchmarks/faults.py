@@ -1,0 +1,69 @@
+"""Fault drills: 2,000 jobs on a cluster of real processes while the faults of a seed happen, for so many seeds.
+
+`ok` when the history of every seed has nothing that the checker objects to; the times say what the faults cost. A seed that
+failed is told on stderr, with what happened, where its logs are and the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import Outcome
+
+_TESTS = Path(__file__).resolve().parents[1] / "tests"
+
+
+def main() -> int:
+    """Run it; options say which seeds and how many jobs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    options = parser.parse_args()
+    sys.path[:0] = [str(_TESTS), str(_TESTS / "faults")]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
+    for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:
+        del os.environ[name]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    return _measure(seeds, options.jobs)
+
+
+def _measure(seeds: range, jobs: int) -> int:
+    import drill
+
+    reports = []
+    for seed in seeds:
+        folder = Path(tempfile.mkdtemp(prefix="tuna-faults-"))
+        report = drill.run(seed, folder, jobs)
+        reports.append(report)
+        if report.ok:
+            shutil.rmtree(folder)
+        else:
+            lines = [*report.happened, *report.objections[:20], f"logs: {folder}", f"repeat: {drill.repeat(seed)}"]
+            print(f"seed {seed} failed", *lines, sep="\n  ", file=sys.stderr)
+        print(f"seed {seed}: {'ok' if report.ok else 'FAILED'} in {report.seconds:.1f} s", file=sys.stderr)
+    figures = {
+        "seeds": float(len(reports)),
+        "seeds_failed": float(sum(not report.ok for report in reports)),
+        "objections": float(sum(len(report.objections) for report in reports)),
+        "jobs_per_seed": float(jobs),
+        "faults": float(sum(report.faults for report in reports)),
+        "items_begun": float(sum(report.runs for report in reports)),
+        "attempts_lost_with_worker": float(sum(report.lost for report in reports)),
+        "drill_median_s": statistics.median(report.seconds for report in reports),
+        "drill_longest_s": max(report.seconds for report in reports),
+    }
+    ratios = {"items_begun_vs_needed": figures["items_begun"] / (2 * jobs * len(reports))}
+    return Outcome("faults", figures, ratios=ratios, limits={"seeds_failed": 0.0}).print()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

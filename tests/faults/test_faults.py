@@ -1,0 +1,14 @@
+"""2,000 jobs on a cluster while processes, servers, disks and clocks fail: nothing lost, doubled or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import drill
+import pytest
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_session_survives_the_faults_of_a_seed(seed: int, tmp_path: Path) -> None:
+    report = drill.run(seed, tmp_path)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"])

@@ -1,0 +1,93 @@
+"""What the drills brought to light, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+import redis
+from fault_library import FaultLibrary
+from sqlalchemy.exc import OperationalError
+
+from tuna.artifacts import Artifacts
+from tuna.configs import GemmConfig
+from tuna.db.engine import is_outage, make_engine, reading
+from tuna.errors import DatabaseError, StorageFull
+from tuna.libraries.base import RunContext, Step, StepResult, WorkItem, result_of
+from tuna.pipeline import runner
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.results import ResultStream
+from tuna.pipeline.wire import Chunk, ReportKind
+
+
+class _Full(FaultLibrary):
+    """The store has room for one item."""
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        yield result_of(items[0], ok=True)
+        raise StorageFull("no room")
+
+
+def test_a_worker_without_room_gives_back_what_it_could_not_store(
+    redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_FULL_S", 0.0)
+    config = GemmConfig(m=8, n=8, k=8).to_json()
+    items = tuple(
+        WorkItem(job_id=n, attempt=1, session_id=1, library="faults", step="build", solver="Fault0", config=config)
+        for n in (1, 2, 3)
+    )
+    chunk = Chunk(
+        id="c", namespace="n", library="faults", step="build", environment="", toolchain="faults-1", items=items
+    )
+    leases = Leases(redis_client, "n", 2.0)
+    leases.open(["c"])
+    context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,))
+    assert runner.Runner(redis_client, 2.0, context).run(chunk, _Full()) == "returned"
+    report = ResultStream(redis_client, leases.results_key, "me").read(10, None)[-1].report
+    assert report
+    assert (report.kind, report.reason) == (ReportKind.RETURNED, "no room")
+    assert [result.job_id for result in report.results] == [1]
+
+
+def test_who_asks_again_after_the_answer_was_lost_still_has_the_lease(redis_client: redis.Redis) -> None:
+    leases = Leases(redis_client, "n", 2.0)
+    leases.open(["c"])
+    assert leases.take("c", "me", "{}")
+    assert leases.take("c", "me", "{}")
+    assert not leases.take("c", "other", "{}")
+    assert redis_client.xlen(leases.results_key) == 1
+
+
+def test_a_stream_that_is_wiped_while_the_drain_waits_is_opened_again(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ResultStream(redis_client, "s", "me")
+
+    def wiped(*_: Any, **__: Any) -> None:  # what Redis 7 answers; Redis 6 gives an empty answer
+        redis_client.flushall()
+        raise redis.ResponseError("UNBLOCKED the stream key no longer exists")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_client, "xreadgroup", wiped)
+        assert stream.read(1, 10) == []
+    redis_client.xadd("s", {"r": "{}"})
+    assert len(stream.read(1, None)) == 1
+
+
+@pytest.mark.parametrize(("code", "away"), [(2003, True), (2006, True), (2013, True), (1045, False), (1213, False)])
+def test_a_server_that_is_away_is_told_from_one_that_refuses(code: int, away: bool) -> None:
+    error = OperationalError("SELECT 1", {}, pymysql.err.OperationalError(code, "words"))
+    assert is_outage(error) is away
+    explained = DatabaseError("words")
+    explained.__cause__ = error
+    assert is_outage(explained) is away
+
+
+def test_a_server_that_nobody_started_is_away() -> None:
+    with pytest.raises(DatabaseError) as caught, reading(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna")):
+        pass
+    assert is_outage(caught.value)
