@@ -1,107 +1,255 @@
-"""Jobs per second through the whole pipeline with a library that does nothing: SQLite and the embedded Redis.
+"""Jobs per second through the whole pipeline: load, claim, publish, run, drain, with the servers on the same machine.
 
-A job here has both steps, so that each is claimed, published, run and drained twice; the budget counts jobs, and the
-figures `steps_per_s` count each step. The baseline is plain Celery on the same Redis with one item per message.
+`--db sqlite` is the embedded SQLite and Redis, `--db mariadb` a private MariaDB and Redis with the settings of docker/.
+`--library noop` does nothing, so that all time is the pipeline's; the baseline is plain Celery on the same Redis with one
+item per message. `--library miopen` runs the double of fin as a subprocess: what counts is the share of the wall time,
+worker start included, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` for a solver;
+with 0 it does nothing, and the share is that of a Python program's start. `--memory` compares the enqueuer's peak
+memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, servers included.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Outcome
+from benchmarks.servers import CpuMeter, home, peak_mib
 
-BUDGET_JOBS_PER_S = 5000.0
+BUDGET_JOBS_PER_S = {"sqlite": 5000.0, "mariadb": 3000.0}
+BUDGET_MEMORY_RATIO = 1.3
+BUDGET_NOT_FIN_SHARE = 0.15
+_MEMORY_JOBS = (10_000, 200_000)
 _BASELINE_TASKS = 2000
+_JOBS = {"noop": 60_000, "miopen": 350}
+_STEPS = {"noop": "build", "miopen": "miopen_find_compile,miopen_find_eval"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the enqueuing process says of its run."""
+
+    run_s: float
+    start_s: float  #: of it, until the first report of a worker: mostly its start
+    publish_s: float  #: of it, spent claiming and publishing
+    drain_s: float  #: of it, spent draining
+    cpu_s: float
+    peak_mib: float
 
 
 def main() -> int:
-    """Run it; options say how many jobs and which steps."""
+    """Run it; options say what with."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--steps", default="build", help="comma-separated: build, measure")
+    parser.add_argument("--db", choices=("sqlite", "mariadb"), default="sqlite")
+    parser.add_argument("--library", choices=("noop", "miopen"), default="noop")
+    parser.add_argument("--jobs", type=int, help=f"default: {_JOBS}")
+    parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
+    parser.add_argument("--fin-s", type=float, default=0.25, help="seconds of the double of fin for a solver")
+    parser.add_argument("--memory", action="store_true", help="measure the enqueuer's memory at two sizes")
     parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    parser.add_argument("--child", nargs=2, metavar=("SESSION", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tuna-bench-") as home:
-        os.environ["TUNA_HOME"] = home
-        for name in ("TUNA_DB_URL", "TUNA_BROKER_URL", "CELERY_BROKER_URL", "TUNA_REDIS_URL", "CELERY_RESULT_BACKEND"):
-            os.environ.pop(name, None)
-        return _measure(options.jobs, options.steps.split(","))
+    if options.child:
+        return _child(int(options.child[0]), options.child[1].split(","))
+    count = options.jobs or _JOBS[options.library]
+    steps = (options.steps or _STEPS[options.library]).split(",")
+    with home(options.db) as folder:
+        if options.library == "miopen":
+            return _miopen(folder, count, steps, options.fin_s)
+        return _noop(options.db, count, steps, memory=options.memory)
 
 
-def _measure(count: int, steps: list[str]) -> int:
-    from tuna.db.engine import reading
-    from tuna.libraries.registry import get_library
+def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
     from tuna.pipeline.connection import ensure_services, release_services
-    from tuna.pipeline.run import progress, run_session
     from tuna.settings import get_settings
-    from tuna.workers.launch import WorkerSpec
 
-    settings = get_settings()
-    library = get_library("noop")
-    engine, session_id, load_s = _load(count, steps)
-    ensure_services(settings)
-    split = _Stopwatch()
-    queues = {"build": WorkerSpec("compile"), "measure": WorkerSpec("eval")}
-    started = time.perf_counter()
-    with split:
-        state = run_session(engine, settings, session_id, workers=[queues[step] for step in steps])
-    run_s = time.perf_counter() - started
-    with reading(engine) as connection:
-        assert progress(connection, library, session_id, []).unfinished == 0, state
+    ensure_services(get_settings())
+    session_id, loaded, load_s = _load("noop", count, steps, "benchmark")
+    with CpuMeter() as meter:
+        run = _run(session_id, steps)
+    cpu = meter.seconds()
     worker_s = _worker_alone(count)
     baseline = _one_per_message()
-    release_services(settings)
     figures = {
-        "jobs": float(count),
-        "end_to_end_per_s": count / (load_s + run_s),
-        "load_per_s": count / load_s,
-        "claim_and_publish_per_s": count * len(steps) / split.seconds["publish"],
-        "work_per_s": count / worker_s,
-        "drain_per_s": count * len(steps) / split.seconds["drain"],
-        "steps_per_s": count * len(steps) / run_s,
-        "run_s": run_s,
+        "jobs": float(loaded),
+        "end_to_end_per_s": loaded / (load_s + run.run_s),
+        "load_per_s": loaded / load_s,
+        "claim_and_publish_per_s": loaded * len(steps) / run.publish_s,
+        "work_per_s": loaded / worker_s,
+        "drain_per_s": loaded * len(steps) / run.drain_s,
+        "steps_per_s": loaded * len(steps) / run.run_s,
+        "run_s": run.run_s,
+        "start_s": run.start_s,
+        "cpu_s": sum(cpu.values()),
+        "cpu_enqueuer_s": run.cpu_s,
+        "jobs_per_cpu_s": loaded / sum(cpu.values()),
     }
+    figures |= {f"cpu_{name.replace('-', '_')}_s": seconds for name, seconds in cpu.items()}
+    ratios = {"end_to_end_vs_celery": figures["end_to_end_per_s"] / baseline}
+    limits = {}
+    if memory:
+        sizes = [_memory(jobs, steps) for jobs in _MEMORY_JOBS]
+        figures |= {f"enqueuer_mib_{jobs}_jobs": mib for jobs, mib in zip(_MEMORY_JOBS, sizes, strict=True)}
+        ratios["enqueuer_memory_large_vs_small"] = sizes[1] / sizes[0]
+        limits["enqueuer_memory_large_vs_small"] = BUDGET_MEMORY_RATIO
+    release_services(get_settings())
     outcome = Outcome(
-        "pipeline",
+        f"pipeline {db}",
         figures,
         baseline={"celery_one_item_per_message_per_s": baseline},
-        ratios={"end_to_end_vs_celery": figures["end_to_end_per_s"] / baseline},
-        budget={"end_to_end_per_s": BUDGET_JOBS_PER_S},
+        ratios=ratios,
+        budget={"end_to_end_per_s": BUDGET_JOBS_PER_S[db]},
+        limits=limits,
     )
     return outcome.print()
 
 
-def _load(count: int, steps: list[str]) -> tuple[Any, int, float]:
-    from tuna.configs import GemmConfig
+def _memory(count: int, steps: list[str]) -> float:
+    session_id, _, _ = _load("noop", count, steps, f"{count} jobs")
+    return _run(session_id, steps).peak_mib
+
+
+def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
+    from tuna.pipeline.connection import ensure_services, release_services
+    from tuna.settings import get_settings
+    from tuna.testing.rocm import install
+
+    os.environ.update(install(folder / "rocm", options={"sleep_s": fin_s}))
+    calls = folder / "calls"
+    os.environ["TUNA_FIN"] = _timed_fin(folder, os.environ["TUNA_FIN"], calls)
+    get_settings.cache_clear()
+    ensure_services(get_settings())
+    session_id, loaded, _ = _load("miopen", count, steps, "benchmark")
+    calls.unlink()  # those of load: which solvers there are and where they apply
+    run = _run(session_id, steps)
+    release_services(get_settings())
+    fin = _calls_by_step(calls, steps)
+    busiest = max(fin.values(), key=sum)
+    figures = {
+        "jobs": float(loaded),
+        "fin_s_per_solver": fin_s,
+        "steps_per_s": loaded * len(steps) / run.run_s,
+        "run_s": run.run_s,
+        "start_s": run.start_s,
+        "cpu_enqueuer_s": run.cpu_s,
+        "calls_of_busiest_queue": float(len(busiest)),
+        "not_fin_ms_per_call": (run.run_s - run.start_s - sum(busiest)) / len(busiest) * 1000,
+    }
+    figures |= {f"fin_{step}_s": sum(seconds) for step, seconds in fin.items()}
+    ratios = {"not_fin_share": 1 - sum(busiest) / run.run_s}
+    baseline = {"fin_alone_s": sum(busiest)}
+    limits = {"not_fin_share": BUDGET_NOT_FIN_SHARE}
+    return Outcome("pipeline miopen", figures, baseline, ratios, limits=limits).print()
+
+
+def _timed_fin(folder: Path, fin: str, calls: Path) -> str:
+    """A program that is fin and writes start, end and the asked step to `calls`."""
+    path = folder / "fin"
+    log = shlex.quote(str(calls))
+    path.write_text(
+        f'#!/bin/bash\nstart=$EPOCHREALTIME\n{shlex.quote(fin)} "$@"\ncode=$?\nend=$EPOCHREALTIME\n'
+        f'[[ $(head -c 4000 "$2") =~ miopen_[a-z]+_[a-z]+ ]]\necho "$start $end $BASH_REMATCH" >>{log}\nexit $code\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
+    """How long each call of fin took, in seconds."""
+    seconds: dict[str, list[float]] = {step: [] for step in steps}
+    for line in calls.read_text().splitlines():
+        start, end, step = line.split()
+        seconds[step].append(float(end) - float(start))
+    return seconds
+
+
+def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple[int, int, float]:
+    """A session with at least `count` jobs: its id, their number, the seconds that loading them took."""
     from tuna.db import configs, jobs, schema, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
 
     settings = get_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
     engine = make_engine(settings.sql_url)
-    schema.require(engine, embedded=True)
-    library = get_library("noop")
-    layers = [GemmConfig(m=16, n=16, k=number + 1) for number in range(-(-count // 10))]
+    schema.upgrade(engine)
+    library = get_library(library_name)
     with writing(engine) as connection:
-        session_id, _ = sessions.create(connection, library.environment(), "benchmark")
-        configs.store(connection, layers, "bench")
+        session_id, _ = sessions.create(connection, library.environment(), reason)
+        configs.store(connection, _layers(library_name, count), reason)
         solvers.update_solvers(connection, library)
-    solvers.update_applicability(engine, library, session_id)
+    solvers.update_applicability(engine, library, session_id, reason)
     started = time.perf_counter()
     with writing(engine) as connection:
-        request = jobs.JobRequest(session_id, "noop", steps, "benchmark", "new", tag="bench")
-        loaded = jobs.load(connection, request)
-    assert loaded == count, loaded
-    return engine, session_id, time.perf_counter() - started
+        loaded = jobs.load(connection, jobs.JobRequest(session_id, library_name, steps, reason, "new", tag=reason))
+    seconds = time.perf_counter() - started
+    assert loaded >= count, loaded
+    engine.dispose()
+    return session_id, loaded, seconds
+
+
+def _layers(library: str, count: int) -> list[Any]:
+    from tuna.configs import ConvConfig, GemmConfig
+
+    if library == "noop":  # ten solvers each
+        return [GemmConfig(m=16, n=16, k=number + 1) for number in range(-(-count // 10))]
+    return [  # at least seven each
+        ConvConfig(1 + number % 16, 16 * (1 + number % 7), 7 + number, 14, 32, 3, 3, 1, 1)
+        for number in range(-(-count // 7))
+    ]
+
+
+def _run(session_id: int, steps: list[str]) -> Run:
+    """Work through the session in a process of its own, with one worker process for each step."""
+    command = [sys.executable, "-m", "benchmarks.pipeline", "--child", str(session_id), ",".join(steps)]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Run(**json.loads(result.stdout))
+
+
+def _child(session_id: int, steps: list[str]) -> int:
+    from tuna.db import sessions
+    from tuna.db.engine import make_engine, reading
+    from tuna.libraries.base import Resource
+    from tuna.libraries.registry import get_library
+    from tuna.pipeline.run import run_session
+    from tuna.settings import get_settings
+    from tuna.workers.launch import WorkerSpec
+
+    settings = get_settings()
+    engine = make_engine(settings.sql_url)
+    with reading(engine) as connection:
+        library = get_library(sessions.get(connection, session_id).environment.library)
+    queues = {Resource.CPU: WorkerSpec("compile"), Resource.DEVICE: WorkerSpec("eval")}
+    workers = [queues[step.resource] for step in library.steps if step.name in steps]
+    with _Stopwatch() as split:
+        started = time.perf_counter()
+        state = run_session(engine, settings, session_id, workers=workers)
+        run_s = time.perf_counter() - started
+    assert state.unfinished == state.errored == 0, state
+    cpu_s = time.process_time()
+    print(
+        json.dumps(
+            asdict(
+                Run(
+                    run_s,
+                    split.first_report_at - started,
+                    split.seconds["publish"],
+                    split.seconds["drain"],
+                    cpu_s,
+                    peak_mib(),
+                )
+            )
+        )
+    )
+    return 0
 
 
 class _Stopwatch:
@@ -109,25 +257,28 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = {"publish": 0.0, "drain": 0.0}
+        self.first_report_at = 0.0
+        self._originals: list[tuple[type, str, Any]] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Stopwatch:
         from tuna.pipeline.drain import Drain
         from tuna.pipeline.enqueue import Enqueuer
 
         self._patch(Enqueuer, "publish", "publish")
         self._patch(Drain, "write", "drain")
+        return self
 
     def __exit__(self, *_: object) -> None:
         for owner, name, original in self._originals:
             setattr(owner, name, original)
-
-    _originals: list[tuple[type, str, Any]] = []  # noqa: RUF012
 
     def _patch(self, owner: type, name: str, label: str) -> None:
         original = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:
             started = time.perf_counter()
+            if label == "drain" and args[1] and not self.first_report_at:
+                self.first_report_at = started
             try:
                 return original(*args, **options)
             finally:

@@ -36,3 +36,42 @@ def test_lines_for_people() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "work was taken back" in done.stderr
     assert "job=41207" in done.stderr
+
+
+WORKER = """
+import redis
+from tuna import logs
+from tuna.libraries.base import RunContext, WorkItem
+from tuna.libraries.registry import get_library
+from tuna.pipeline.runner import Runner
+from tuna.pipeline.wire import Chunk
+
+logs.configure("INFO", "json")
+library = get_library("noop")
+
+def fails(*_):
+    raise RuntimeError("no luck")
+
+class Leases:
+    def __init__(self, *_): ...
+    def take(self, *_): return True
+    def __getattr__(self, name): return lambda *_: True
+
+import tuna.pipeline.runner as runner
+runner.Leases = Leases
+library.run = fails
+item = dict(attempt=1, session_id=3, library="noop", step="build", solver="Noop1", config={}, target="", seed=0)
+item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
+for ids in ([41], [42, 43]):
+    items = tuple(WorkItem(job_id=number, **item) for number in ids)
+    chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
+    Runner(None, 20.0, None).run(chunk, library)
+"""
+
+
+def test_a_worker_s_lines_say_which_work_they_are_about() -> None:
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True)
+    one, two = [json.loads(line) for line in done.stderr.splitlines() if "a library failed" in line]
+    assert (one["session"], one["job"], one["step"], one["chunk"]) == (3, 41, "build", "c")
+    assert ":" in one["worker"]
+    assert two["jobs"] == [42, 43]

@@ -1,73 +1,99 @@
-"""The artifact store: compiled code addressed by the SHA-256 of its bytes, behind any fsspec URL."""
+"""The artifact store: compiled code addressed by the SHA-256 of its bytes, signed by the member that compiled it."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
+import hmac
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 
-from tuna.errors import ServiceError, StorageFull
+from tuna.artifact_files import MAX_BYTES as MAX_BYTES
+from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
 
 
-class Artifacts:
-    """A store of bytes by their SHA-256 (hex). What it hands out was checked against its name."""
+class ArtifactRefused(KeyError):
+    """The bytes are there, and nobody knows that a member made them."""
 
-    def __init__(self, url: str, cache: Path) -> None:
-        """`url` is any fsspec URL; files that a program must open by path are kept in `cache` when it is not local."""
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError, OSError) as error:
-            raise ServiceError(f"The artifact store {url} cannot be used: {error}") from None
-        self._root: str = root.rstrip("/")
-        self._local = isinstance(self._fs, LocalFileSystem)
+    def __str__(self) -> str:
+        return f"{self.args[0]} (its signature is missing or wrong: no member made it)"
+
+
+class Artifacts:
+    """A store of bytes by their SHA-256 (hex). What it hands out was checked against its name and, with a key, its signature.
+
+    A signature is the HMAC-SHA256 of name and bytes, in hex, in a file `<name>.<id of the key>` beside the bytes.
+    """
+
+    def __init__(self, files: Files | str, cache: Path, key: bytes = b"") -> None:
+        """`files` may be an fsspec URL; files that a program must open by path are kept in `cache` where they have none."""
+        self._files = UrlFiles(files) if isinstance(files, str) else files
         self._cache = cache
+        self._key = key
+        self._suffix = "." + hashlib.sha256(key).hexdigest()[:8]
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Artifacts:
-        """The store that the settings name; by default a folder in TUNA_HOME."""
-        url = settings.artifacts_url or (settings.home / "artifacts").as_uri()
-        return cls(url, settings.home / "cache" / "artifacts")
+    def from_settings(cls, settings: Settings, namespace: str = "", key: str = "") -> Artifacts:
+        """The store that the settings name: by default a folder in TUNA_HOME, or Redis where that is shared.
+
+        `key` (hex) is what members sign with; the setting wins. No key: nothing is signed or refused.
+        """
+        own = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
+        cache = settings.home / "cache" / "artifacts"
+        shared = settings.redis_url or settings.broker_url
+        url = shared.get_secret_value() if shared else ""
+        if settings.artifacts_url is None and url.startswith(("redis:", "rediss:", "unix:")):
+            client: redis.Redis = redis.Redis.from_url(
+                url, socket_connect_timeout=5, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+            )
+            return cls(RedisFiles(client, namespace, settings.artifacts_mib << 20), cache, bytes.fromhex(own))
+        return cls(settings.artifacts_url or (settings.home / "artifacts").as_uri(), cache, bytes.fromhex(own))
 
     def put(self, data: bytes) -> str:
         """Store `data`; complete or not at all. Returns its hash."""
         digest = hashlib.sha256(data).hexdigest()
-        place = self._place(digest)
-        if self._fs.exists(place):
-            return digest
-        temporary = f"{place}.{uuid.uuid4().hex}.tmp"
-        try:
-            self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
-            self._fs.pipe_file(temporary, data)
-            self._fs.mv(temporary, place)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._fs.rm_file(temporary)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"There is no space left in the artifact store {self._root}.") from error
-            raise ServiceError(f"The artifact store {self._root} cannot be written: {error.strerror}.") from error
+        if self._files.forgets or not self._is_good(digest):
+            if self._key:  # first, so that the bytes are never there without
+                self._files.write(digest + self._suffix, self._signature(digest, data))
+            self._files.write(digest, data)
         return digest
 
-    def get(self, digest: str) -> bytes:
-        """The bytes of `digest`; KeyError when they are gone or damaged."""
+    def _is_good(self, digest: str) -> bool:
         try:
-            data: bytes = self._fs.cat_file(self._place(digest))
+            self.get(digest)
+        except KeyError:
+            return False
+        return True
+
+    def get(self, digest: str) -> bytes:
+        """The bytes of `digest`; KeyError when they are gone or damaged, ArtifactRefused when no member made them."""
+        _check(digest)
+        try:
+            data = self._files.read(digest)
         except FileNotFoundError:
             raise KeyError(digest) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise KeyError(digest)
+        if self._key:
+            try:
+                signature = self._files.read(digest + self._suffix)
+            except FileNotFoundError:
+                raise ArtifactRefused(digest) from None
+            if not hmac.compare_digest(signature, self._signature(digest, data)):
+                raise ArtifactRefused(digest)
         return data
 
     def path(self, digest: str) -> Path:
         """A local file that holds the checked bytes of `digest`; KeyError when they are gone or damaged."""
         data = self.get(digest)
-        if self._local:
-            return Path(self._place(digest))
+        place = self._files.local(digest)
+        if place is not None:
+            return Path(place)
         target = self._cache / digest
         if not target.exists() or target.read_bytes() != data:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +102,19 @@ class Artifacts:
             temporary.replace(target)
         return target
 
-    def _place(self, digest: str) -> str:
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise KeyError(digest)
-        return f"{self._root}/{digest[:2]}/{digest}"
+    @property
+    def forgets(self) -> bool:
+        """Whether `release` is worth its while."""
+        return self._files.forgets
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        self._files.release([name for digest in digests for name in (digest, digest + self._suffix)])
+
+    def _signature(self, digest: str, data: bytes) -> bytes:
+        return hmac.new(self._key, digest.encode() + b"\n" + data, hashlib.sha256).hexdigest().encode()
+
+
+def _check(digest: str) -> None:
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise KeyError(digest)

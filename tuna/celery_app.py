@@ -6,24 +6,36 @@ toolchain it can compile with, one for each environment it measures for.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import os
+import socket
 import sys
 import traceback
 from typing import Any
 
 from celery import Celery
-from celery.signals import celeryd_after_setup, celeryd_init, setup_logging, task_failure, worker_process_init
+from celery.signals import (
+    celeryd_after_setup,
+    celeryd_init,
+    setup_logging,
+    task_failure,
+    worker_process_init,
+    worker_ready,
+)
 from celery.worker.control import control_command
 from kombu import Exchange, Queue
 
 from tuna import logs
 from tuna.errors import TunaError
-from tuna.pipeline import everywhere, tasks
+from tuna.pipeline import ending, everywhere, fitness, tasks
 from tuna.pipeline.connection import broker_url, connect, ensure_services
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.orders import Orders
 from tuna.pipeline.wire import Chunk
 from tuna.settings import get_settings
-from tuna.workers.lifetime import die_with_parent
+from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
 
 #: A message that a dead worker held is delivered again after this long. A copy of a chunk that is still held, or was
 #: given back since, is dropped by its lease, so the value matters only for how soon Redis is tidy.
@@ -45,7 +57,7 @@ def _make() -> Celery:
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,
-        worker_enable_remote_control=True,
+        worker_enable_remote_control=not get_settings().namespace,  # one that joined could give orders to others
         enable_utc=True,
     )
     made.task(name="tuna.run_chunk", ignore_result=True, acks_late=True)(tasks.run_chunk)
@@ -92,7 +104,11 @@ def _choose_queues(instance: Any) -> None:
     for name in list(queues.consume_from):
         if name not in ("compile", "eval"):
             continue
-        served = tasks.served_queues(name)
+        served: dict[str, str | tasks.Unavailable]
+        if session := os.environ.get(SESSION):
+            served = {"": fitness.session_queue(session, on_device=name == "eval")}
+        else:
+            served = tasks.served_queues(name)
         names = sorted({queue for queue in served.values() if isinstance(queue, str)})
         if not names:
             reasons = [
@@ -102,6 +118,35 @@ def _choose_queues(instance: Any) -> None:
         queues.deselect(name)
         for queue in names:
             queues.select_add(Queue(queue, Exchange(queue), routing_key=queue))
+    chosen = list(queues.consume_from)
+    _SERVED[:] = [chosen, tasks.device_of(chosen)]
+
+
+#: Queues and device; found out once, before the pool processes are made.
+_SERVED: list[Any] = [[], ""]
+
+
+@functools.cache
+def _orders(consumer: Any) -> Orders:
+    settings = get_settings()
+    orders = Orders(connect(settings), settings, settings.worker_name or socket.gethostname(), consumer)
+    orders.start()
+    return orders
+
+
+@functools.cache
+def _ending() -> ending.Ending:
+    settings = get_settings()
+    return ending.Ending(settings.shutdown_s, lambda: ending.give_back_all(settings))
+
+
+@worker_ready.connect
+def _end_as_we_do(sender: Any, **_: Any) -> None:
+    """Comes again with each new connection to the broker."""
+    _ending().install()
+    _orders(sender)
+    if os.environ.pop(ONCE, ""):
+        ending.leave_when_empty(app, list(sender.app.amqp.queues.consume_from))
 
 
 @control_command(name=everywhere.CONTROL, args=[("words", list)])
@@ -116,6 +161,8 @@ def _execute(_state: Any, words: list[str]) -> dict[str, Any]:
 def _start_process(**_: Any) -> None:
     # When the worker is killed its pool must not go on measuring beside the worker that replaces it.
     die_with_parent("pool", always=True)
+    with contextlib.suppress(TunaError):
+        tasks.show(*_SERVED)
 
 
 @task_failure.connect
@@ -128,4 +175,7 @@ def _free_lease_of_dead_process(kwargs: dict[str, Any] | None = None, exception:
     except (KeyError, ValueError):
         return
     settings = get_settings()
-    Leases(connect(settings), chunk.namespace, settings.lease_s).forfeit(chunk.id)
+    if _ending().asked:
+        ending.give_back(settings, chunk)
+    else:
+        Leases(connect(settings), chunk.namespace, settings.lease_s).forfeit(chunk.id)

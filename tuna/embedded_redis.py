@@ -97,10 +97,12 @@ class EmbeddedRedis:
 
     def _private_folders(self) -> None:
         try:
-            for folder in (self._run_dir, self.socket.parent):
+            for folder in (self._run_dir.parent, self._run_dir, self.socket.parent):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if folder.stat().st_uid != os.getuid():
                     raise ServiceError(f"The folder {folder} belongs to another user.", hint="set TUNA_HOME")
+            for folder in (self._run_dir, self.socket.parent):
+                folder.chmod(0o700)  # whoever made it, with whichever umask
         except OSError as error:
             raise ServiceError(
                 f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"

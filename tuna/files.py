@@ -26,6 +26,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     Missing directories are made. Raises StorageFull if there is no room and BadInput if the place cannot be written;
     a file that was at `path` is then still there.
     """
+    if not path.name:
+        raise BadInput(f"{path} is no name for a file.")
     with _errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:

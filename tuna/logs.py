@@ -25,7 +25,8 @@ def configure(level: str, form: str, path: str | None = None) -> None:
     last: list[Any] = (
         [structlog.processors.format_exc_info, _as_logstash, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=False)]
+        # Not rich's tracebacks: they show local variables, and with them passwords.
+        else [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
     )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

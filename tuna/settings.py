@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,9 +20,27 @@ from pydantic_settings import (
 
 from tuna.errors import BadInput
 
+#: No file of settings is longer.
+_MAX_FILE_BYTES = 1 << 20
+#: Highest number of a core: Linux has at most so many.
+_MAX_CPU = 8191
+
 
 def _cpu_set(value: str) -> str:
     parse_cpus(value)
+    return value
+
+
+def _hex(value: SecretStr) -> SecretStr:
+    try:
+        bytes.fromhex(value.get_secret_value())
+    except ValueError:
+        raise ValueError("it is not hexadecimal") from None
+    return value
+
+
+def _command(value: str) -> str:
+    shlex.split(value)
     return value
 
 
@@ -31,7 +50,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
-        if low < 0 or high < low:
+        if low < 0 or high < low or high > _MAX_CPU:
             raise ValueError(f"{part!r} is not a core or a range of cores")
         cpus.update(range(low, high + 1))
     return tuple(sorted(cpus))
@@ -40,7 +59,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 class Settings(BaseSettings):
     """Settings of one process; names are the upper-case field names with `TUNA_` in front."""
 
-    model_config = SettingsConfigDict(env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
 
     home: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("tuna")),
@@ -53,21 +74,44 @@ class Settings(BaseSettings):
         description="Redis of results and leases; default: the broker if it is Redis, else embedded. "
         "CELERY_RESULT_BACKEND is honoured too",
     )
+    redis_admin_url: SecretStr | None = Field(
+        None,
+        description="the same Redis as a user who may administer users, to let workers join; default: TUNA_REDIS_URL",
+    )
     broker_url: SecretStr | None = Field(
         None,
         validation_alias=AliasChoices("TUNA_BROKER_URL", "CELERY_BROKER_URL"),
         description="Celery broker; default: the embedded Redis. CELERY_BROKER_URL is honoured too",
     )
-    artifacts_url: str | None = Field(None, description="fsspec URL of the artifact store; default: in TUNA_HOME")
+    artifacts_url: str | None = Field(
+        None, description="fsspec URL of the artifact store; default: Redis if one is configured, else in TUNA_HOME"
+    )
+    artifacts_mib: int = Field(
+        1024, ge=1, description="what artifacts may take in Redis; who compiles more has to wait"
+    )
+    artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
+        None, description="hex of the key that signs artifacts; default: the installation's, which members are told"
+    )
+    worker_name: str = Field("", description="name of the workers here; default: the host's; given to those that join")
+    namespace: str = Field("", description="the database that workers here work for; given to those that join")
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
         "", description="cores that measure, such as 1 or 4-7; default: the last core of this machine"
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
     fin: Path | None = Field(None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm")
     lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
-    max_attempts: int = Field(3, ge=1, description="failed attempts after which a job is errored")
-    claim_batch: int = Field(2000, ge=1, description="jobs claimed in one transaction")
-    queue_bound: int = Field(256, ge=1, description="chunks that may wait in one queue (backpressure)")
+    shutdown_s: float = Field(
+        30.0, ge=0.0, description="seconds that a worker which is asked to end has for what it has in hand"
+    )
+    before_worker: Annotated[str, AfterValidator(_command)] = Field(
+        "", description="command line to run before a worker starts; if it fails, the worker does not start"
+    )
+    after_worker: Annotated[str, AfterValidator(_command)] = Field(
+        "", description="command line to run after a worker has ended"
+    )
+    max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
+    claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
+    queue_bound: int = Field(256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )
@@ -84,6 +128,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         toml = Path(os.environ.get("TUNA_CONFIG", "tuna.toml"))
+        if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
+            raise ValueError(f"{toml} is no file, or has more than {_MAX_FILE_BYTES} bytes.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
 
     @property
@@ -111,6 +157,8 @@ def get_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise BadInput(_first_fault(error.errors()[0])) from None
+    except RecursionError:
+        raise BadInput("The settings file cannot be read: it is nested too deeply.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"The settings file cannot be read: {error}") from None
 

@@ -115,3 +115,43 @@ def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     assert found["redis"]["ok"]
     assert found["database"]["ok"]
     assert found["artifacts"]["ok"]
+
+
+def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
+    assert loaded("tuna", "retry", "--session-id", 1).out == "session 1: no job is concerned\n"
+    assert loaded("tuna", "cancel", "--session-id", 1, "--job", 1).out == "session 1: 1 job canceled (1 were new)\n"
+    assert loaded("tuna", "cancel", "--session-id", 1, "--tag", "small").out.startswith("session 1: 19 jobs canceled")
+    assert loaded("tuna", "cancel", "--session-id", 1).out == "session 1: no job is concerned\n"
+    assert json.loads(loaded("tuna", "status", "--json").out)[0]["jobs"] == {"canceled": 20}
+    for words, code in (
+        (("retry", "--session-id", 9), 3),
+        (("cancel", "--session-id", 1, "--job", 99), 3),
+        (("cancel", "--session-id", 1, "--tag", "nobody"), 3),
+        (("retry", "--session-id", 1, "--cause", "bad_luck"), 2),
+    ):
+        ended = loaded("tuna", *words)
+        assert ended.code == code
+        assert "Traceback" not in ended.err
+
+
+def test_status_and_help_load_no_report(type_in: Type) -> None:
+    type_in("tuna", "status")
+    code = (
+        "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['status']);"
+        "print([m for m in ('matplotlib', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: Path) -> None:
+    from tuna.cli.database import open_database
+
+    engine = open_database()
+    with engine.connect() as connection:
+        open_database().dispose()
+        command = [sys.executable, "-m", "tuna", "cancel", "--session-id", "1"]
+        subprocess.run(command, check=True, capture_output=True)
+        assert (home / "tuna.sqlite-wal").exists(), "another process took the log for its own"
+        assert connection.exec_driver_sql("SELECT DISTINCT state FROM job").scalars().all() == ["canceled"]
+    assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600

@@ -48,3 +48,16 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
             "4-6-6-3x3-4-8-8-2-0x0-1x1-1x1-0-NCHW-FP32-B"
         )
         assert connection.execute(sa.select(models.ConfigTag.recurrent)).scalar_one() == 0
+
+
+def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(empty_engine: sa.Engine) -> None:
+    _to(empty_engine, "0002")
+    with empty_engine.connect() as connection:
+        namespace = connection.exec_driver_sql("SELECT namespace FROM installation").scalar_one()
+    schema.upgrade(empty_engine)
+    with empty_engine.connect() as connection:
+        (found,) = connection.execute(sa.select(models.Installation)).all()
+        assert found.namespace == namespace
+        assert len(bytes.fromhex(found.secret)) == 32
+        assert connection.execute(sa.select(models.Token)).all() == []
+        assert connection.execute(sa.select(models.Worker)).all() == []

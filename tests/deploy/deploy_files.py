@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_settings import TomlConfigSettingsSource
 from ruamel.yaml import YAML
 
+from tuna.reports import metrics
 from tuna.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -25,15 +26,7 @@ DOCKERFILES = [path for path in FILES if path.name.startswith("Dockerfile") and 
 PROJECT = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
 
 #: Every metric of `tuna metrics` and its labels.
-METRICS: dict[str, set[str]] = {
-    "tuna_jobs": {"session", "state"},
-    "tuna_errors_total": {"session", "cause"},
-    "tuna_queue_items": {"queue"},
-    "tuna_workers": {"role"},
-    "tuna_device_idle_ratio": {"session"},
-    "tuna_trials_total": {"session"},
-    "tuna_results_drained_total": set(),
-}
+METRICS = {name: set(metric.labels) for name, metric in metrics.METRICS.items()}
 
 
 def name_of(path: Path) -> str:

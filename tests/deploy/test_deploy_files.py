@@ -41,7 +41,7 @@ from deploy_files import (
 )
 from shared_data import need
 
-from tuna.cli.main import COMMANDS, tuna
+from tuna.cli.main import tuna
 from tuna.pipeline.wire import queue_name
 from tuna.settings import Settings
 
@@ -138,8 +138,6 @@ _FLOWER_OPTIONS = {"--address", "--port", "--conf"}
 
 def _not_there_yet(words: tuple[str, ...]) -> str:
     """Why a command line cannot be checked: its command is being made."""
-    if words[1] == "metrics" and "metrics" not in COMMANDS:
-        return "tuna metrics is not there yet"
     if words[1] == "worker":
         context = click.Context(tuna)
         worker = tuna.get_command(context, "worker")

@@ -13,8 +13,9 @@ from builders import DRIVERS, DatabaseBuilder, tuned_network
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
-from tuna.reports import html, write_report
+from tuna.reports import html
 from tuna.reports.curves import draw
+from tuna.reports.html import write_report
 from tuna.reports.reading import best_so_far
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}

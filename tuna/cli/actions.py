@@ -191,7 +191,7 @@ def execute_everywhere(command: str) -> int:
 def write_report(session_id: int, path: Path) -> Path:
     """Write the session's report; prints its path."""
     from tuna.db.engine import reading
-    from tuna.reports import write_report as write
+    from tuna.reports.html import write_report as write
 
     with reading(open_database()) as connection:
         written = write(connection, session_id, path)

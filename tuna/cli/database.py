@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -31,9 +34,22 @@ def connect_database() -> sa.Engine:
     settings = get_settings()
     try:
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if settings.embedded_db:
+            _make_private(settings.home / "tuna.sqlite")
     except OSError as error:
         raise BadInput(f"The folder {settings.home} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
     return make_engine(settings.sql_url)
+
+
+def _make_private(path: Path) -> None:
+    """Make the file before SQLite does, which gives the files beside it the same permissions.
+
+    A file that is there is not touched: closing it would drop every lock that this process has on it (POSIX), and then
+    the next process to leave takes the write-ahead log for its own and deletes it.
+    """
+    with contextlib.suppress(FileExistsError):
+        if not path.exists():
+            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @click.group()

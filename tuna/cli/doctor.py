@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 
 import click
+import redis
+from sqlalchemy.exc import DBAPIError
 
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
-from tuna.errors import TunaError
+from tuna.errors import ServiceError, TunaError
+from tuna.reports.health import Finding
 from tuna.settings import get_settings
 
 _LITTLE_SPACE_BYTES = 1 << 30
-_OLD_REDIS = (6, 2)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    ok: bool
-    text: str
-    hint: str = ""
 
 
 @click.command()
 @options.as_json
 def doctor(as_json: bool) -> int:
-    """Check settings, disk, database, Redis, artifact store, cores and libraries; exit 1 if something must change."""
+    """Check disk, database, Redis, broker, artifact store, cores and libraries; exit 1 if something must change.
+
+    A warning is about what costs time, not data.
+    """
     if not as_json:
         return 0 if print_findings() else 1
     findings = _findings()
@@ -42,76 +37,84 @@ def print_findings(library: str | None = None) -> bool:
     """Print what was found, of libraries only `library` if it is given; says whether all is well."""
     findings = _findings(library)
     rows = [
-        ("ok" if f.ok else "CHANGE", f.what, f.text + (f"  ->  {f.hint}" if f.hint and not f.ok else ""))
-        for f in findings
+        (_word(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or not f.ok) else "")) for f in findings
     ]
     print_table("", ("", "what", "found"), rows)
     return all(finding.ok for finding in findings)
 
 
+def _word(finding: Finding) -> str:
+    return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
+
+
 def _findings(library: str | None = None) -> list[Finding]:
-    return [_look(what, check) for what, check in _CHECKS.items()] + list(_libraries(library))
+    found = [finding for what, check in _CHECKS.items() for finding in _look(what, check)]
+    return found + list(_libraries(library))
 
 
-def _look(what: str, check: Callable[[], Finding]) -> Finding:
+def _look(what: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
-        return check()
-    except TunaError as error:
-        return Finding(what, False, str(error), error.hint)
+        return list(check())
+    except (TunaError, redis.RedisError, DBAPIError) as error:
+        hint = "start it, or correct its URL" if isinstance(error, ServiceError) else getattr(error, "hint", "")
+        return [Finding(what, False, str(error).splitlines()[0], hint)]
 
 
-def _disk() -> Finding:
+def _disk() -> Iterator[Finding]:
     home = get_settings().home
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     text = f"{home}: {free / 1e9:.1f} GB free"
-    return Finding("disk", free >= _LITTLE_SPACE_BYTES, text, "make room, or set TUNA_HOME to another disk")
+    yield Finding("disk", free >= _LITTLE_SPACE_BYTES, text, "make room, or set TUNA_HOME to another disk")
 
 
-def _database() -> Finding:
+def _database() -> Iterator[Finding]:
     from tuna.cli.database import open_database
-    from tuna.db import schema
+    from tuna.reports import health
 
-    engine = open_database()
-    return Finding(
-        "database", True, f"{engine.url.render_as_string(hide_password=True)}, schema {schema.revision(engine)}"
-    )
+    return health.of_sql(open_database())
 
 
-def _redis() -> Finding:
-    from tuna.pipeline.connection import connect, ensure_services, uses_embedded
+def _redis() -> Iterator[Finding]:
+    from tuna.pipeline.connection import ensure_services
+    from tuna.reports import health
+
+    ensure_services(get_settings())
+    return health.of_redis(get_settings())
+
+
+def _broker() -> Iterator[Finding]:
+    from tuna.pipeline.connection import broker_url, redis_url
+    from tuna.reports import health
 
     settings = get_settings()
-    ensure_services(settings)
-    info = connect(settings).info()
-    version = str(info["redis_version"])
-    where = "embedded" if uses_embedded(settings) else "configured"
-    new_enough = tuple(int(part) for part in version.split(".")[:2]) >= _OLD_REDIS
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy != "noeviction":
-        return Finding("redis", False, f"{where}, {version}, may evict keys", "set maxmemory-policy noeviction")
-    return Finding("redis", new_enough, f"{where}, {version}", "Tuna needs Redis 6.2 or newer")
+    if settings.broker_url is not None and broker_url(settings) != redis_url(settings):
+        yield from health.of_broker(settings)
 
 
-def _artifacts() -> Finding:
-    from tuna.artifacts import Artifacts
+def _artifacts() -> Iterator[Finding]:
+    from tuna.reports import health
 
-    store = Artifacts.from_settings(get_settings())
-    digest = store.put(b"tuna doctor\n")
-    ok = store.get(digest) == b"tuna doctor\n"
-    return Finding("artifacts", ok, "can be written and read")
+    return health.of_artifacts(get_settings())
 
 
-def _cores() -> Finding:
+def _cores() -> Iterator[Finding]:
     from tuna.workers.devices import compile_cpus, eval_cpus
 
     measuring, compiling = eval_cpus(), compile_cpus()
     text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
     shared = bool(set(measuring) & set(compiling))
-    return Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
+    yield Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
 
 
-_CHECKS = {"disk": _disk, "database": _database, "redis": _redis, "artifacts": _artifacts, "cores": _cores}
+_CHECKS = {
+    "disk": _disk,
+    "database": _database,
+    "redis": _redis,
+    "broker": _broker,
+    "artifacts": _artifacts,
+    "cores": _cores,
+}
 
 
 def _libraries(only: str | None) -> Iterator[Finding]:

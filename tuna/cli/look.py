@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,34 @@ from tuna.cli.console import print_json, print_table
 
 @click.command()
 @click.option("--session-id", type=click.IntRange(min=1), help="Only this session, with its failures.")
+@click.option("--watch", "stays", is_flag=True, help="Stay and show how things go, until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds between two looks."
+)
 @options.as_json
-def status(session_id: int | None, as_json: bool) -> None:
+def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:
     """Show sessions, their jobs by state, and why jobs failed."""
+    if stays:
+        from tuna.cli.watch import watch
+
+        watch(session_id, interval, as_json=as_json)
+        return
     documents = _documents(session_id)
     if as_json:
         print_json(documents)
     else:
         _print(documents, details=session_id is not None)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:9464", show_default=True, metavar="HOST:PORT")
+def metrics(listen: str) -> None:
+    """Answer Prometheus at http://HOST:PORT/metrics, until Ctrl-C."""
+    from tuna.cli.database import connect_database
+    from tuna.reports.exporter import serve
+    from tuna.settings import get_settings
+
+    serve(connect_database(), get_settings(), listen, lambda url: click.echo(f"metrics at {url}", err=True))
 
 
 def print_sessions(library: str) -> None:
@@ -30,35 +51,33 @@ def print_sessions(library: str) -> None:
 
 def _documents(session_id: int | None) -> list[dict[str, Any]]:
     from tuna.cli.database import open_database
-    from tuna.db import jobs, sessions
-    from tuna.db.engine import reading
+    from tuna.db import overview
 
-    with reading(open_database()) as connection:
-        counts = jobs.all_by_state(connection)
-        chosen = [session_id] if session_id is not None else list(counts)
-        infos = [sessions.get(connection, number) for number in chosen]
-        failures = {number: jobs.failures(connection, number) for number in chosen}
+    engine = open_database()
+    found = overview.read(engine, session_id)
+    if session_id is not None and not found:
+        from tuna.db import sessions
+        from tuna.db.engine import reading
+
+        with reading(engine) as connection:
+            sessions.get(connection, session_id)  # raises NotFound with the sessions that there are
     return [
         {
-            "session": info.id,
-            "library": info.environment.library,
-            "reason": info.reason,
-            "environment": info.environment.key,
-            "arch": info.environment.arch,
-            "jobs": dict(sorted(counts.get(info.id, {}).items())),
-            "in_flight": sum(n for state, n in counts.get(info.id, {}).items() if state in _IN_FLIGHT),
-            "failures": [_failure(*failure) for failure in failures[info.id]],
+            "session": session.session_id,
+            "library": session.library,
+            "reason": session.reason,
+            "environment": session.environment,
+            "arch": session.arch,
+            "jobs": session.jobs,
+            "in_flight": sum(number for state, number in session.jobs.items() if state in _IN_FLIGHT),
+            "failures": [asdict(failure) for failure in session.failures],
         }
-        for info in infos
+        for session in found
     ]
 
 
 #: Spelt out: the states' module would load the pipeline, and this command has to answer at once. A test compares.
 _IN_FLIGHT = frozenset({"compile_queued", "compiling", "eval_queued", "evaluating"})
-
-
-def _failure(cause: str, count: int, output: str, reproduce: str) -> dict[str, Any]:
-    return {"cause": cause, "attempts": count, "output_tail": output, "reproduce": reproduce}
 
 
 def _print(documents: list[dict[str, Any]], *, details: bool) -> None:

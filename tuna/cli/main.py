@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from tuna.errors import TunaError
+from tuna.errors import BadInput, TunaError
 
 #: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
 COMMANDS = {
@@ -23,8 +25,13 @@ COMMANDS = {
     "run": ("tuna.cli.work", "run", "Work through a session with workers on this machine."),
     "enqueue": ("tuna.cli.work", "enqueue", "Fill the queues and drain results; workers run elsewhere."),
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
+    "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
+    "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
-    "status": ("tuna.cli.look", "status", "Show sessions, jobs by state and failures by cause."),
+    "status": ("tuna.cli.look", "status", "Show sessions, jobs by state and failures by cause; --watch stays."),
+    "metrics": ("tuna.cli.look", "metrics", "Answer Prometheus with figures of all sessions."),
+    "retry": ("tuna.cli.jobs", "retry", "Send errored jobs back to the step that failed."),
+    "cancel": ("tuna.cli.jobs", "cancel", "End jobs that are not finished."),
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
     "report": ("tuna.cli.look", "report", "Write a session's report as one HTML file."),
     "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
@@ -64,10 +71,18 @@ def tuna(debug: bool) -> None:
     """
 
 
+def check_words(words: Sequence[str]) -> None:
+    """Refuse what neither a file's name nor the database can hold: NUL, and bytes that are no UTF-8."""
+    for word in words:
+        if "\0" in word or (not word.isascii() and word.encode(errors="replace").decode() != word):
+            raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
+
+
 def guarded(command: click.Command, args: list[str] | None = None, name: str = "tuna") -> int:
     """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit code."""
     words = sys.argv[1:] if args is None else args
     try:
+        check_words(words)
         answer: Any = command.main(args=words, prog_name=name, standalone_mode=False)
     except TunaError as error:
         if "--debug" in words:
@@ -87,8 +102,8 @@ def guarded(command: click.Command, args: list[str] | None = None, name: str = "
     except OSError as error:
         if "--debug" in words or error.strerror is None:
             raise
-        _complain(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-        return 1
+        _complain(f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror)
+        return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
     return answer if isinstance(answer, int) else 0
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -34,20 +32,41 @@ def enqueue(session_id: int, steps: str | None) -> int:
 @click.command()
 @click.argument("queue", type=click.Choice(["compile", "eval"]))
 @click.option("-c", "--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
-def worker(queue: str, processes: int) -> None:
-    """Run a worker in the foreground: what `celery -A tuna.celery_app worker -Q QUEUE -c N` does."""
-    start_worker(queue, processes)
+@click.option("--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores.")
+@click.option("--session-id", type=click.IntRange(min=1), help="Work only for this session; needs the database.")
+@click.option("--once", is_flag=True, help="Leave when the queues are empty.")
+@click.option(
+    "--join", "line", metavar="URL#TOKEN", help="Join with this token, or that of a file; default: TUNA_JOIN."
+)
+def worker(
+    queue: str, processes: int, devices: str | None, session_id: int | None, once: bool, line: str | None
+) -> None:
+    """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
+    from tuna.cli import members
+
+    if line := members.join_line(line):
+        members.join(queue, line)
+    start_worker(queue, processes, devices=devices, session_id=session_id, once=once)
 
 
-def start_worker(queue: str, processes: int) -> None:
-    """Become a worker; does not return."""
-    from tuna.workers.launch import WorkerSpec, worker_command
+def start_worker(
+    queue: str, processes: int, *, devices: str | None = None, session_id: int | None = None, once: bool = False
+) -> NoReturn:
+    """Run workers until they have ended; does not return."""
+    from tuna.workers.serve import serve
 
-    if queue == "eval" and processes != 1:
-        raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
-    command = worker_command(WorkerSpec(queue, processes))
-    sys.stdout.flush()
-    os.execv(command[0], command)
+    session = "" if session_id is None else _session(session_id)
+    raise SystemExit(serve(queue, processes, devices=devices, session=session, once=once))
+
+
+def _session(session_id: int) -> str:
+    from tuna.cli.database import open_database
+    from tuna.db import sessions
+    from tuna.db.engine import reading
+    from tuna.pipeline.fitness import session_text
+
+    with reading(open_database()) as connection:
+        return session_text(session_id, sessions.get(connection, session_id).environment)
 
 
 @click.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
 
@@ -23,6 +24,8 @@ TEXT_CHARS = 200
 PRECISIONS: dict[str, DataType] = {
     COMMANDS[data_type]: data_type for data_type in (DataType.FP32, DataType.FP16, DataType.BF16)
 }
+#: A file with a longer line, or with more lines that are rejected, is no file of layers.
+LINE_LIMIT, REJECTION_LIMIT = 1 << 20, 100_000
 #: How a find-db key begins: channels and sizes.
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
 
@@ -71,12 +74,13 @@ class ParsedFile:
 
 
 def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | None = None) -> ParsedFile:
-    """Read the layers in the text file `path`; raises BadInput if it is empty or no UTF-8 text.
+    """Read the layers in the text file `path`; raises BadInput if it is empty, no UTF-8 text or endless.
 
     `batches` and `command` are those of `parse_lines`.
     """
     try:
-        with open(path, encoding="utf-8-sig") as lines:
+        with open(path, encoding="utf-8-sig") as stream:
+            lines = iter(partial(stream.readline, LINE_LIMIT), "")
             parsed = parse_lines(lines, str(path), batches=batches, command=command)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
@@ -104,6 +108,8 @@ def parse_lines(
     for total, line in enumerate(lines, 1):
         if "\0" in line:
             raise BadInput(f"{source} is not a text file: line {total} holds a NUL character")
+        if len(line) >= LINE_LIMIT:
+            raise BadInput(f"{source} is no file of layers: line {total} does not end")
         text = line.strip()
         if not text or text[0] == "#":
             ignored += 1
@@ -115,6 +121,8 @@ def parse_lines(
             skipped = isinstance(error, (UnsupportedCommand, NoKey))
             unsupported += skipped
             rejections.append(Rejection(source, total, _cut(str(error)), _cut(text), skipped))
+            if len(rejections) > REJECTION_LIMIT:
+                raise BadInput(f"{source} is no file of layers: more than {REJECTION_LIMIT} lines are none") from None
             continue
         accepted += 1
         expanded += len(named) > 1

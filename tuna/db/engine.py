@@ -27,18 +27,22 @@ def make_engine(url: str) -> sa.Engine:
     """An engine for `url`; raises BadInput for a URL that SQLAlchemy cannot use, without repeating its password."""
     try:
         parsed = sa.make_url(url)
+        if "@" in (parsed.host or ""):
+            raise ValueError("the end of a password would be taken for a host")
         if parsed.get_backend_name() == "sqlite":
             return _sqlite_engine(parsed)
         if parsed.get_backend_name() in ("mysql", "mariadb"):
             return _mysql_engine(parsed)
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise BadInput("TUNA_DB_URL is not a usable database URL.", hint=_URL_HINT) from error
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError):
+        raise BadInput("TUNA_DB_URL is not a usable database URL.", hint=_URL_HINT) from None
     raise BadInput(
         f"Tuna stores its data in SQLite or MySQL/MariaDB, not in {parsed.get_backend_name()}.", hint=_URL_HINT
     )
 
 
-_URL_HINT = "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna"
+_URL_HINT = (
+    "examples: sqlite:////data/tuna.sqlite, mysql+pymysql://user:password@host/tuna (with @ in a password as %40)"
+)
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import sqlalchemy as sa
 
 from tuna.configs.conv import COMMANDS
 from tuna.db import configs, solvers
-from tuna.db.models import ConfigTag, ConvConfig, Job, Session, Solver, SolverApplicability, StepResult
+from tuna.db.models import ConfigTag, ConvConfig, Job, Solver, SolverApplicability
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 
@@ -119,32 +118,3 @@ def by_steps(connection: sa.Connection, session_id: int) -> dict[tuple[str, str,
         .group_by(Job.steps, Job.step, Job.state)
     )
     return {(steps, state, step): count for steps, state, step, count in connection.execute(statement)}
-
-
-def all_by_state(connection: sa.Connection) -> dict[int, dict[str, int]]:
-    """For each session the numbers of jobs by state, sessions without jobs included."""
-    counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for session_id in connection.execute(sa.select(Session.id).order_by(Session.id)).scalars():
-        counts[session_id] = {}
-    statement = sa.select(Job.session_id, Job.state, sa.func.count()).group_by(Job.session_id, Job.state)
-    for session_id, state, count in connection.execute(statement):
-        counts[session_id][state] = count
-    return dict(counts)
-
-
-def failures(connection: sa.Connection, session_id: int) -> list[tuple[str, int, str, str]]:
-    """For each cause of failed attempts: how many, the end of an output, and a command that reproduces it."""
-    statement = (
-        sa.select(StepResult.cause, sa.func.count(), sa.func.max(StepResult.id))
-        .join(Job, Job.id == StepResult.job_id)
-        .where(Job.session_id == session_id, StepResult.ok.is_(False))
-        .group_by(StepResult.cause)
-        .order_by(StepResult.cause)
-    )
-    found = []
-    for cause, count, last in connection.execute(statement).all():
-        row = connection.execute(
-            sa.select(StepResult.output_tail, StepResult.reproduce).where(StepResult.id == last)
-        ).one()
-        found.append((str(cause), int(count), str(row.output_tail), str(row.reproduce)))
-    return found

@@ -47,6 +47,7 @@ class Installation(Base):
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = _text(32)
+    secret: Mapped[str] = _text(64)  #: hex; members sign artifacts with it
 
 
 class Environment(Base):
@@ -272,7 +273,7 @@ class StepResult(Base):
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     busy_s: Mapped[float]
-    __table_args__ = _table(UniqueConstraint("job_id", "step", "attempt"))
+    __table_args__ = _table(UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id"))
 
 
 class Trial(Base):
@@ -395,3 +396,35 @@ class Device(Base):
     peak_gflops: Mapped[float | None]
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = _table(UniqueConstraint("environment_id", "name"))
+
+
+class Token(Base):
+    """The right to join once, as a worker of one role, until it expires; only its digest is kept."""
+
+    __tablename__ = "token"
+    id: Mapped[str] = _text(16, primary_key=True)
+    digest: Mapped[str] = _text(64)  #: SHA-256 of the token's secret part
+    role: Mapped[str] = _text(16)  #: compile or eval
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Worker(Base):
+    """A worker that joined with a token, and may work as long as its state says so."""
+
+    __tablename__ = "worker"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = _text(128, unique=True)
+    token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
+    password: Mapped[str] = _text(64)  #: SHA-256 of its Redis password, which is random
+    role: Mapped[str] = _text(16)
+    host: Mapped[str] = _text(255)
+    device: Mapped[str] = _text(255)
+    environment: Mapped[str] = mapped_column(LongText)  #: keys, comma-separated; empty for compile workers
+    toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
+    state: Mapped[str] = _text(16)  #: active, cordoned, draining, gone or revoked
+    joined_at: Mapped[datetime] = mapped_column(default=utc_now)
+    seen_at: Mapped[datetime] = mapped_column(default=utc_now)
+    revoked_at: Mapped[datetime | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from tuna.db.engine import reading
 from tuna.errors import DatabaseError, SchemaError
 
 #: The newest revision in migrations/versions. Kept here so that a check needs no alembic (0.2 s); a test compares.
-HEAD = "0002"
+HEAD = "0004"
 #: Revisions that `upgrade` can start from, oldest first.
-KNOWN = ("0001", "0002")
+KNOWN = ("0001", "0002", "0003", "0004")
 
 
 def migrations_dir() -> Path:
@@ -102,7 +103,7 @@ def _only_one(engine: sa.Engine) -> Iterator[None]:
         if not database or database == ":memory:":
             yield
             return
-        with open(f"{database}.lock", "w") as handle:
+        with open(os.open(f"{database}.lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         return

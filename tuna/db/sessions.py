@@ -30,6 +30,10 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
         raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with -l")
     names = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
     row = {"key": environment.key, "flags": dict(environment.flags)} | {n: getattr(environment, n) for n in names}
+    for name in names:
+        limit = getattr(models.Environment.__table__.c[name].type, "length", None)
+        if limit and len(row[name]) > limit:
+            raise BadInput(f"The environment's {name.replace('_', ' ')} has more than {limit} characters.")
     upsert(connection, models.Environment, [row], key=("key",))
     environment_id = connection.execute(
         sa.select(models.Environment.id).where(models.Environment.key == environment.key)
@@ -80,3 +84,8 @@ def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int
 def namespace(connection: sa.Connection) -> str:
     """What keeps this database's keys apart in a shared Redis."""
     return connection.execute(sa.select(Installation.namespace)).scalar_one()
+
+
+def secret(connection: sa.Connection) -> str:
+    """The key (hex) with which members of this installation sign artifacts."""
+    return connection.execute(sa.select(Installation.secret)).scalar_one()

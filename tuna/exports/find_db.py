@@ -101,8 +101,8 @@ def _parse_item(text: str) -> FindItem:
     if not solver or not colon or len(parts) != 3:
         raise BadInput(f"{text!r} is not SOLVER:TIME,WORKSPACE,ALGORITHM")
     time, workspace, algorithm = parts
-    if not _TIME.fullmatch(time) or not (workspace.isascii() and workspace.isdigit()):
-        raise BadInput(f"{text!r} has no valid time and workspace")
+    if not _TIME.fullmatch(time) or not (workspace.isascii() and workspace.isdigit() and len(workspace) < 20):
+        raise BadInput(f"{text[:200]!r} has no valid time and workspace")
     return FindItem(solver, float(time), int(workspace), algorithm)
 
 

@@ -33,6 +33,8 @@ _SELECT = (
     f"SELECT {', '.join(PERF_FIELDS)}, solver, params "  # noqa: S608 (constants)
     "FROM perf_db JOIN config ON perf_db.config = config.id ORDER BY perf_db.id"
 )
+#: Three names, numbers, solver and params; SQLite holds whatever type was put in.
+_TYPES = [str] * 3 + [int] * (len(PERF_FIELDS) - 3) + [str, str]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def read(path: Path) -> Iterator[PerfRecord]:
         _check(path, sqlite_file.columns(db, "config"), {"id", *PERF_FIELDS})
         _check(path, sqlite_file.columns(db, "perf_db"), {"id", "solver", "config", "params"})
         for *fields, solver, params in db.execute(_SELECT):
+            if [type(value) for value in (*fields, solver, params)] != _TYPES:
+                raise BadInput(f"{path} is no perf db: the types of a row's columns are wrong.")
             yield PerfRecord(PerfKey(*fields), solver, params)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tuna.exports import compressed
 
 #: Page size and journal mode of the files that MIOpen ships.
 _PAGE_BYTES = 4096
+#: A row of a foreign file that is larger is refused: no kernel or text of MIOpen's comes near.
+VALUE_LIMIT_BYTES = 1 << 28
 
 
 @contextlib.contextmanager
@@ -42,8 +45,10 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     with compressed.unpacked(path) as plain:
         connection = sqlite3.connect(f"{plain.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
-            # Functions in the views and defaults of a foreign file do not run.
+            # Functions in the views and defaults of a foreign file do not run, and no value fills the memory.
             connection.execute("PRAGMA trusted_schema = OFF")
+            if sys.version_info >= (3, 11):
+                connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_LIMIT_BYTES)
             yield connection
         except sqlite3.Error as error:
             raise BadInput(f"{path} cannot be read: {error}.") from error
@@ -52,8 +57,12 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    """The names of a table's columns; none if there is no such table."""
-    return {row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    """The names of a table's columns; none if there is no such table. A view, which may be endless, is none."""
+    query = (
+        "SELECT column.name FROM sqlite_schema AS entry JOIN pragma_table_info(entry.name) AS column "
+        "WHERE entry.type = 'table' AND lower(entry.name) = ? AND entry.sql NOT LIKE 'CREATE VIRTUAL%'"
+    )
+    return {row[0] for row in connection.execute(query, (table,))}
 
 
 def is_wal(path: Path) -> bool:

@@ -25,6 +25,8 @@ WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 LAYERS = "layers.json"
 VERSION = 1
+#: A longer file is not read: what it describes takes some times its size in memory.
+LIMIT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def workload_text(data: bytes) -> str:
 def _target(target: str) -> Any:
     try:
         return json.loads(target)
-    except ValueError:
+    except (ValueError, RecursionError):
         return target
 
 
@@ -141,6 +143,8 @@ def _record(line: Any, workload: int) -> TunedRecord:
 
 def _lines(path: Path) -> list[str]:
     try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise BadInput(f"{path} has more than {LIMIT_BYTES} bytes.")
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}.") from error
@@ -149,7 +153,7 @@ def _lines(path: Path) -> list[str]:
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadInput(f"{what} cannot be read as JSON") from None
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +57,9 @@ _LEASE = (
 )
 
 
-def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> list[ClaimedChunk]:
-    """Lease up to `limit` jobs that wait for `step`, in chunks. The caller commits, then publishes."""
+def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0) -> list[ClaimedChunk]:
+    """Lease up to `limit` jobs that wait for `step`, in chunks of `size` (0: the step's own). The caller commits, then
+    publishes."""
     rows = _waiting(connection, scope.session_id, step, limit)
     if not rows:
         return []
@@ -65,15 +67,31 @@ def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int) -> li
     items = _items(connection, scope, step, rows)
     chunks: list[ClaimedChunk] = []
     alone = {row.id for row in rows if row.isolate}
-    together = [item for item in items if item.job_id not in alone]
-    groups = [together[start : start + step.chunk] for start in range(0, len(together), step.chunk)]
-    groups += [[item] for item in items if item.job_id in alone]
+    together = [(row.config_id, item) for row, item in zip(rows, items, strict=True) if row.id not in alone]
+    groups = [*_groups(together, size or step.chunk), *([item] for item in items if item.job_id in alone)]
     for group in groups:
         chunk = ClaimedChunk(new_id(), tuple(group))
         ids = [item.job_id for item in group]
         connection.execute(_LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now})
         chunks.append(chunk)
     return chunks
+
+
+def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[WorkItem]]:
+    """Items, with their config, in lists of at most `size`; a config's items stay together where they fit, for a library
+    may do them at once."""
+    group: list[WorkItem] = []
+    for _, pairs in itertools.groupby(items, key=lambda pair: pair[0]):
+        same = [item for _, item in pairs]
+        if group and len(group) + len(same) > size:
+            yield group
+            group = []
+        group += same
+        while len(group) > size:
+            yield group[:size]
+            group = group[size:]
+    if group:
+        yield group
 
 
 def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[Any]:
@@ -125,7 +143,7 @@ def seed(config_key: str, solver: str) -> int:
 
 def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, tuple[str, dict[str, Any]]]:
     found: dict[int, tuple[str, dict[str, Any]]] = {}
-    for part in _parts(sorted(ids)):
+    for part in parts(sorted(ids)):
         for row in connection.execute(sa.select(Config.id, Config.key, Config.driver).where(Config.id.in_(part))):
             found[row.id] = (row.key, _config_json(row.driver))
     return found
@@ -138,7 +156,7 @@ def _config_json(driver: str) -> dict[str, Any]:
 
 def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
     found: dict[int, list[Candidate]] = defaultdict(list)
-    for part in _parts(job_ids):
+    for part in parts(job_ids):
         # Unique key (job_id, number): one range per job.
         for row in connection.execute(
             sa.select(Trial.job_id, Trial.number, Trial.artifact)
@@ -152,7 +170,7 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
 def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[Any]) -> dict[tuple[int, int], str]:
     """By config and solver the params that the session holds for the best."""
     found: dict[tuple[int, int], str] = {}
-    for part in _parts(sorted({row.config_id for row in rows})):
+    for part in parts(sorted({row.config_id for row in rows})):
         statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
             FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
         )
@@ -165,14 +183,23 @@ def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[
     return {key: get_library(name) for key, name in sessions.libraries(connection, session_ids).items()}
 
 
-def orphans(connection: sa.Connection, session_id: int, before: Any) -> list[str]:
-    """Chunks that SQL holds to be in flight since `before` or longer."""
-    statement = (
-        sa.select(Job.chunk)
-        .where(Job.session_id == session_id, Job.state.in_(_IN_FLIGHT), Job.leased_at < before)
-        .distinct()
+#: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size of the session.
+ORPHANS = (
+    sa.select(Job.chunk)
+    .where(
+        Job.session_id == sa.bindparam("session"),
+        Job.step.in_(sa.bindparam("steps", expanding=True)),
+        Job.state.in_(_IN_FLIGHT),
+        Job.leased_at < sa.bindparam("before"),
     )
-    return [chunk for chunk in connection.execute(statement).scalars() if chunk is not None]
+    .distinct()
+)
+
+
+def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], before: Any) -> list[str]:
+    """Chunks that SQL holds to be in flight, in one of `steps`, since `before` or longer."""
+    found = connection.execute(ORPHANS, {"session": session_id, "steps": list(steps), "before": before})
+    return [chunk for chunk in found.scalars() if chunk is not None]
 
 
 def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
@@ -182,7 +209,7 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
     on, so that a job which kills its worker is soon found out and ends as errored.
     """
     released = 0
-    for part in _parts(chunks):
+    for part in parts(chunks):
         rows = connection.execute(
             sa.select(
                 Job.id,
@@ -244,5 +271,6 @@ def _lost(row: Any, reproduce: str) -> dict[str, Any]:
     }
 
 
-def _parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """`values` in lists that one statement can name."""
     return (values[start : start + IN_LIST] for start in range(0, len(values), IN_LIST))

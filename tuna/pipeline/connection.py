@@ -53,7 +53,7 @@ def redis_url(settings: Settings) -> str:
     if settings.broker_url is None:
         return f"unix://{quote(str(socket_path(settings.run_dir)))}"
     url = settings.broker_url.get_secret_value()
-    if urlsplit(url).scheme in ("redis", "rediss"):
+    if url.partition(":")[0] in ("redis", "rediss"):
         return url
     raise ServiceError(
         "The broker is not Redis, so results and leases need a Redis of their own.",
@@ -61,15 +61,23 @@ def redis_url(settings: Settings) -> str:
     )
 
 
-def connect(settings: Settings) -> redis.Redis:
+def connect_admin(settings: Settings) -> redis.Redis:
+    """The same as the user who lets workers join."""
+    return connect(settings, settings.redis_admin_url.get_secret_value() if settings.redis_admin_url else "")
+
+
+def connect(settings: Settings, url: str = "") -> redis.Redis:
     """A client that answers; raises ServiceError with the address (without its password)."""
-    url = redis_url(settings)
+    url = url or redis_url(settings)
     try:
         client: Any = redis.Redis.from_url(
             url, socket_connect_timeout=5, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
         )
         client.ping()
-    except (redis.RedisError, OSError, ValueError) as error:
+    except ValueError:  # whose text would quote what it takes for a port, such as half a password
+        hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
+        raise ServiceError("The URL of Redis is not usable.", hint=hint) from None
+    except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
         raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: tuna doctor") from None

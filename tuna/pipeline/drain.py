@@ -6,10 +6,11 @@ the same entries again; a result whose attempt is no longer the job's current on
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +25,18 @@ from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import Cause, Library, Resource, StepResult, Trial, tail
 from tuna.pipeline import claim
+from tuna.pipeline.pace import Pace
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.states import IN_FLIGHT, State, check, done, is_permanent, running, waiting
 from tuna.pipeline.winners import Winners, best
 from tuna.pipeline.wire import Report, ReportKind
 
 log = structlog.get_logger(__name__)
+
+#: A transaction has about so many results at most, so that memory and locks have a bound; entries are read so many at a
+#: time until there are that many.
+_BATCH_RESULTS = 5000
+_READ_ENTRIES = 50
 
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 #: Built once: building a statement costs more than running it. All go by primary key.
@@ -45,6 +52,7 @@ _JOBS = (
         Job.attempt,
         Job.failures,
         Job.workload,
+        Job.chunk,
     )
     .where(Job.id.in_(_IDS))
     .with_for_update()
@@ -64,6 +72,7 @@ _MOVE = (
     )
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
+_ENDS = frozenset({State.ERRORED, *(done(resource) for resource in Resource)})
 
 
 @dataclass
@@ -74,6 +83,7 @@ class DrainCounts:
     refused: int = 0  #: results of an attempt that is no longer current
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
+    ended: list[StepResult] = field(default_factory=list)  #: the last results of jobs, in one batch
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,16 @@ class Drain:
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
         self.counts = DrainCounts()
+        self.pace = Pace()
 
-    def once(self, *, block_ms: int | None = None, batch: int = 500) -> int:
+    def once(self, *, block_ms: int | None = None) -> int:
         """Drain what is there, waiting up to `block_ms` for the first entry; returns the number of entries."""
-        entries = self._stream.read(batch, block_ms)
+        entries: list[Entry] = []
+        while sum(len(entry.report.results) for entry in entries if entry.report) < _BATCH_RESULTS:
+            more = self._stream.read(_READ_ENTRIES, None if entries else block_ms)
+            entries += more
+            if len(more) < _READ_ENTRIES:
+                break
         self.write(entries)
         return len(entries)
 
@@ -126,6 +142,7 @@ class Drain:
         self.counts.accepted += counts.accepted
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
+        self._winners.release(self._engine, counts.ended)
         self._stream.acknowledge(entries)
 
     def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
@@ -134,7 +151,7 @@ class Drain:
         counts = DrainCounts()
         if started:
             self._mark_started(connection, started)
-        results = [(result, report.worker) for report in reports for result in report.results]
+        results = [(result, report) for report in reports for result in report.results]
         if results:
             self._write_results(connection, results, counts)
         returned = {report.chunk: report for report in reports if report.kind is ReportKind.RETURNED}
@@ -153,26 +170,29 @@ class Drain:
             )
 
     def _write_results(
-        self, connection: sa.Connection, results: Sequence[tuple[StepResult, str]], counts: DrainCounts
+        self, connection: sa.Connection, results: Sequence[tuple[StepResult, Report]], counts: DrainCounts
     ) -> None:
         ids = sorted({result.job_id for result, _ in results})
         jobs = {row.id: row for row in connection.execute(_JOBS, {"ids": ids}).all()}
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
         self._libraries |= claim.libraries_of(connection, unknown) if unknown else {}
         accepted: dict[int, _Outcome] = {}
-        for result, worker in results:
+        for result, report in results:
             job = jobs.get(result.job_id)
-            if job is None or not _is_current(job, result) or job.id in accepted:
+            if job is None or job.chunk != report.chunk or not _is_current(job, result) or job.id in accepted:
                 counts.refused += 1
                 continue
-            accepted[job.id] = self._outcome(job, _sane(result), worker)
+            accepted[job.id] = self._outcome(job, _sane(result), report.worker)
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         lost = self._winners.write(connection, jobs, [outcome.result for outcome in winners])
-        outcomes = [self._artifact_lost(jobs[o.result.job_id], o) if o.result.job_id in lost else o for o in outcomes]
+        outcomes = [self._lost(jobs[o.result.job_id], o, lost) for o in outcomes] if lost else outcomes
+        counts.ended += [outcome.result for outcome in outcomes if outcome.state in _ENDS]
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
+        for outcome in outcomes:
+            self.pace.note(jobs[outcome.result.job_id].session_id, outcome.result)
         counts.accepted += len(outcomes)
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
@@ -190,6 +210,14 @@ class Drain:
             return _Outcome(result, worker, done(library.step(job.step).resource), job.step, 0, None)
         state = waiting(following, steps, library.step(following).resource)
         return _Outcome(result, worker, state, following, 0, None)
+
+    def _lost(self, job: Any, outcome: _Outcome, reasons: Mapping[int, str]) -> _Outcome:
+        """What the loss of its artifacts makes of a good result."""
+        reason = reasons.get(outcome.result.job_id)
+        if reason is None:
+            return outcome
+        result = outcome.result.model_copy(update={"output_tail": reason})
+        return self._artifact_lost(job, dataclasses.replace(outcome, result=result))
 
     def _artifact_lost(self, job: Any, outcome: _Outcome) -> _Outcome:
         """Back to the first step: what was compiled is gone."""

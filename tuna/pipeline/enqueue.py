@@ -5,10 +5,13 @@ It holds no state that matters. Kill it and start it again, or run several: SQL 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,12 +23,16 @@ import structlog
 from kombu.exceptions import OperationalError
 
 from tuna.artifacts import Artifacts
+from tuna.db import sessions
 from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.libraries.base import Environment, Library, Resource, Step
 from tuna.pipeline import claim
+from tuna.pipeline.connection import connect_admin
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.members import Gate, settings_of_members
+from tuna.pipeline.presence import NAMESPACES_KEY, signing_key_name
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.wire import Chunk, queue_name, task_message
 from tuna.settings import Settings
@@ -40,10 +47,19 @@ _ROUND_S = 0.1
 #: A step for which nothing was waiting is left alone this long.
 _DRY_S = 0.25
 _REAP_EVERY_S = 1.0
+#: Nothing is published while Redis uses a larger share of its `maxmemory`.
+_MEMORY_SHARE = 0.75
+_FULL_S = 5.0
 #: So long Redis, the broker or SQL may be away.
 _OUTAGE_S = 600.0
 #: A broker that went away for a moment is waited for.
 _SEND_OPTIONS = {"ignore_result": True, "retry": True, "retry_policy": {"max_retries": 20, "interval_max": 2.0}}
+
+
+def is_nearly_full(client: redis.Redis) -> bool:
+    """Whether new work must wait: what Redis has left of its `maxmemory` is for results."""
+    memory = client.info("memory")
+    return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
 
 
 def _is_outage(error: Exception) -> bool:
@@ -83,23 +99,39 @@ class Enqueuer:
         self._leases = Leases(client, work.namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
-        self.drain = Drain(engine, self._stream, Artifacts.from_settings(settings), settings.max_attempts)
+        with reading(engine) as connection:
+            self._key = sessions.secret(connection) if settings.artifacts_key is None else ""
+        key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
+        artifacts = Artifacts.from_settings(settings, work.namespace, key)
+        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts)
+        self._client = client
+        told = settings_of_members(settings, key)
+        admin = connect_admin(settings) if settings.redis_admin_url else None
+        self._gate = Gate(engine, client, work.namespace, settings.lease_s, told, admin=admin)
+        self._tell_workers()
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
         self._dry_until: dict[str, float] = {}  # by step
         self._reaped_at = 0.0
+        self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
         """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
         going = True
-        while going:
-            for attempt in stamina.retry_context(_is_outage, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
-                with attempt:
-                    going = self._round(tick, finished)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(structlog.contextvars.bound_contextvars(session=self._work.session_id))
+            if self._engine.dialect.name != "sqlite":  # which has one writer at a time
+                # While a server works on one transaction, we prepare the other.
+                self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
+                stack.callback(setattr, self, "_drainer", None)
+            while going:
+                for attempt in stamina.retry_context(_is_outage, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                    with attempt:
+                        going = self._round(tick, finished)
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
         """Whatever is to do now; False when there is nothing left. An error in the middle costs nothing but a repeat."""
         round_at = time.monotonic()
-        moved = self.publish() + self.drain.once()
+        moved = self._publish_and_drain()
         self.reap_now_and_then()
         tick()
         if moved:
@@ -110,6 +142,16 @@ class Enqueuer:
         else:
             self.drain.once(block_ms=_IDLE_MS)
         return True
+
+    def _publish_and_drain(self) -> int:
+        if self._drainer is None:
+            return self.publish() + self.drain.once()
+        drained = self._drainer.submit(contextvars.copy_context().run, self.drain.once)
+        try:
+            published = self.publish()
+        finally:
+            futures.wait([drained])
+        return published + drained.result()
 
     def publish(self) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
@@ -122,11 +164,16 @@ class Enqueuer:
         room = self._settings.queue_bound - self._waiting_in(queue)
         if room <= self._settings.queue_bound // 4:
             return 0
-        limit = min(room * step.chunk, self._settings.claim_batch)
+        if is_nearly_full(self._client):
+            log.warning("Redis is nearly full; nothing is published until results are drained", step=step.name)
+            self._dry_until[step.name] = time.monotonic() + _FULL_S
+            return 0
+        size = self.drain.pace.chunk(self._work.session_id, step)
+        limit = min(room * size, self._settings.claim_batch)
         chunks: list[claim.ClaimedChunk] = []
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
-                chunks = claim.claim(connection, self._scope, step, limit)
+                chunks = claim.claim(connection, self._scope, step, limit, size)
         if not chunks:
             self._dry_until[step.name] = time.monotonic() + _DRY_S
             return 0
@@ -173,10 +220,13 @@ class Enqueuer:
         if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
             return
         self._reaped_at = time.monotonic()
+        self._tell_workers()
+        self._gate.tick()
         self.drain.take_over()
         expired = self._leases.expired()
         with reading(self._engine) as connection:
-            old = claim.orphans(connection, self._work.session_id, utc_now() - timedelta(seconds=GRACE_S))
+            steps = [step.name for step in self._work.library.steps]
+            old = claim.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
         gone = set(self._leases.missing(old))
         gone |= self._lost_in_queue(set(old) - gone - set(expired))
         if not expired and not gone:
@@ -190,6 +240,12 @@ class Enqueuer:
         self._leases.drop([*expired, *sorted(gone)])
         if lost or again:
             log.warning("work was taken back", from_lost_workers=lost, from_lost_messages=again)
+
+    def _tell_workers(self) -> None:
+        """What a worker needs before its first chunk; told again and again, for Redis may be wiped."""
+        self._client.sadd(NAMESPACES_KEY, self._work.namespace)
+        if self._key:
+            self._client.set(signing_key_name(self._work.namespace), self._key)
 
     def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
         return claim.release(

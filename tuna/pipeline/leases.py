@@ -3,7 +3,7 @@
 Keys, all under `tuna:{<namespace>}:`
 
     leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
-    holders  hash        chunk -> token of the worker that took it
+    holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a worker put out
     results  stream      what workers report (see `results`)
 
 A chunk that is not in `leases` is nobody's: a worker that finds its chunk missing stops, and a message whose chunk is
@@ -49,6 +49,23 @@ redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
 )
+# Whoever has it, for a worker that ends knows what its pool holds and not the pool's tokens; but not one put out.
+_GIVE_BACK = """
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
+redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+"""
+# KEYS: leases, holders.  ARGV: chunk, token
+_EVICT = (
+    _HOLDS
+    + """
+redis.call('ZADD', KEYS[1], 'XX', 0, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], '')
+return 1
+"""
+)
 
 
 def new_id() -> str:
@@ -66,6 +83,7 @@ class Leases:
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
+        self._give_back, self._evict = client.register_script(_GIVE_BACK), client.register_script(_EVICT)
 
     # -- the enqueuer's side ------------------------------------------------------------------------------------------
 
@@ -80,6 +98,13 @@ class Leases:
                 pipe.zrem(self.leases_key, *chunks)
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()
+
+    def evict(self, worker: str) -> list[str]:
+        """Shut a worker out of the chunks that it holds, which count as lost at once; returns them."""
+        held = cast(dict[Any, Any], self._client.hgetall(self.holders_key))
+        mine = [(chunk, token) for chunk, token in held.items() if token.startswith(f"{worker}:".encode())]
+        keys = [self.leases_key, self.holders_key]
+        return _texts(chunk for chunk, token in mine if self._evict(keys=keys, args=[chunk, token]))
 
     def expired(self) -> list[str]:
         """Chunks whose worker has not been heard of for a lease."""
@@ -115,6 +140,10 @@ class Leases:
     def finish(self, chunk: str, token: str, entry: str) -> bool:
         """Append the last `entry` and give the lease back; False (and nothing appended) if the lease is lost."""
         return self._call(self._finish, chunk, token, entry)
+
+    def give_back(self, chunk: str, entry: str) -> bool:
+        """Take a chunk from this machine's own worker, which is about to end, appending `entry`; False if it is done."""
+        return self._call(self._give_back, chunk, "", entry)
 
     def forfeit(self, chunk: str) -> None:
         """Let a held chunk expire at once: its worker process is known to be dead."""

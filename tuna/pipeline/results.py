@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
+import structlog
 from pydantic import ValidationError
+from pydantic_core import from_json
 
+from tuna.libraries.base import Cause, StepResult
 from tuna.pipeline.wire import Report
+
+log = structlog.get_logger(__name__)
 
 GROUP = "drain"
 #: An entry that another drain took this long ago and did not finish is taken over.
 _ABANDONED_MS = 5000
 #: Redis was wiped: there is no group, or the stream went away while we waited for it (Redis 7).
 _WIPED = ("NOGROUP", "UNBLOCKED")
+#: A longer report is not even parsed; those of whole chunks have some hundred kilobytes.
+MAX_REPORT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,43 @@ def _entries(pairs: list[Any]) -> list[Entry]:
 
 
 def _entry(entry_id: str, fields: Any) -> Entry:
+    text = fields.get(b"r", fields.get("r", b""))
+    if len(text) > MAX_REPORT_BYTES:
+        return Entry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes")
     try:
-        return Entry(entry_id, Report.model_validate_json(fields[b"r"] if b"r" in fields else fields["r"]))
-    except (ValidationError, KeyError) as error:
-        return Entry(entry_id, None, str(error).splitlines()[0])
+        return Entry(entry_id, Report.model_validate_json(text))
+    except ValidationError as error:
+        return Entry(entry_id, _mended(text), _words(error))
+
+
+def _mended(text: Any) -> Report | None:
+    """The report with failures in the place of results that cannot be read; None if that is not what is wrong with it."""
+    try:
+        found = from_json(text)
+        results = filter(None, map(_result, found["results"]))
+        return Report.model_validate(found | {"results": tuple(results)})
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def _result(found: Any) -> StepResult | None:
+    """A result, a failure in its place, or None if not even its job can be read."""
+    try:
+        return StepResult.model_validate(found)
+    except ValidationError as error:
+        fault = f"the worker's result cannot be read: {_words(error)}"
+    log.error(fault)
+    try:
+        names = {name: found[name] for name in ("job_id", "attempt", "step")}
+        return StepResult(**names, ok=False, cause=Cause.INFRA, output_tail=fault)
+    except (ValidationError, TypeError, LookupError):
+        return None
+
+
+def _words(error: ValidationError) -> str:
+    """The first fault, without the text that has it."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,9 @@ from tuna.workers.devices import compile_cpus
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
 
 _COUNT_EVERY_S = 0.5
+#: Counting a million jobs takes a second: it is done so rarely that it takes at most this share of the time, or, when
+#: there is nothing else to do, the other.
+_COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
 _IN_FLIGHT = {state.value for state in IN_FLIGHT}
 
 
@@ -80,9 +83,17 @@ def run_session(
     watch = _Watch(engine, library, session_id, steps, on_progress)
     with contextlib.ExitStack() as stack:
         if workers:
-            watch.workers = stack.enter_context(local_workers(settings.home / "logs", workers))
+            stack.push(lambda *end: _keep_what_is_done(enqueuer) if end[0] else None)
+            watch.workers = stack.enter_context(local_workers(settings.home / "logs", workers, settings.shutdown_s))
         enqueuer.run(watch.tick, watch.finished)
     return watch.now()
+
+
+def _keep_what_is_done(enqueuer: Enqueuer) -> None:
+    """What interrupted workers finished or gave back; the next run would find it too, but a person looks before."""
+    with contextlib.suppress(Exception):  # an error is already on its way to the user
+        while enqueuer.drain.once():
+            pass
 
 
 class _Watch:
@@ -102,22 +113,27 @@ class _Watch:
         self._steps = steps
         self._on_progress = on_progress
         self._counted_at = 0.0
+        self._count_s = 0.0
         self.workers: LocalWorkers | None = None
 
     def now(self) -> Progress:
+        started_at = time.monotonic()
         with reading(self._engine) as connection:
             state = progress(connection, self._library, self._session_id, self._steps)
         self._counted_at = time.monotonic()
+        self._count_s = self._counted_at - started_at
         self._on_progress(state)
         return state
 
     def tick(self) -> None:
-        if time.monotonic() - self._counted_at >= _COUNT_EVERY_S:
+        if self.workers is not None:
+            self.workers.check()
+        if time.monotonic() - self._counted_at >= max(_COUNT_EVERY_S, self._count_s / _COUNT_SHARE):
             self.now()
-            if self.workers is not None:
-                self.workers.check()
 
     def finished(self) -> bool:
+        if time.monotonic() - self._counted_at < self._count_s / _IDLE_COUNT_SHARE:
+            return False
         return not self.now().unfinished
 
 

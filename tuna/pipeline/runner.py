@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import os
 import socket
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 import stamina
@@ -20,6 +22,7 @@ import structlog
 from tuna.errors import StorageFull
 from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
 from tuna.pipeline.leases import Leases, new_id
+from tuna.pipeline.presence import Announcer
 from tuna.pipeline.wire import Chunk, Report, ReportKind
 
 log = structlog.get_logger(__name__)
@@ -34,6 +37,11 @@ class LeaseLost(Exception):
     """Somebody else has the chunk now, or Redis was wiped: what this worker finds no longer counts."""
 
 
+def _may_come_back(error: Exception) -> bool:
+    """Whether Redis may take it later; one that does not know us any more will not."""
+    return isinstance(error, redis.ConnectionError) and not isinstance(error, redis.AuthenticationError)
+
+
 class _Heartbeat:
     """Renews a lease from a thread of its own until it is lost or the chunk is done."""
 
@@ -41,7 +49,8 @@ class _Heartbeat:
         self.lost = False
         self._stop = threading.Event()
         self._args = (leases, chunk, token, every_s)
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        context = contextvars.copy_context()  # what log lines carry
+        self._thread = threading.Thread(target=context.run, args=(self._beat,), name="heartbeat", daemon=True)
 
     def __enter__(self) -> _Heartbeat:
         self._thread.start()
@@ -63,28 +72,49 @@ class _Heartbeat:
 class Runner:
     """Runs chunks in this process."""
 
-    def __init__(self, client: redis.Redis, lease_s: float, context: RunContext) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        lease_s: float,
+        context: RunContext,
+        worker: str = "",
+        announcer: Announcer | None = None,
+    ) -> None:
+        """`worker`: the name under which it is known, by default this machine's; `announcer` shows what is in hand."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._worker = f"{worker or socket.gethostname()}:{os.getpid()}"
+        self._announcer = announcer
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
         """Run `chunk`, or return it because of `refusal`; says in a word what became of it."""
+        with structlog.contextvars.bound_contextvars(worker=self._worker, **_log_fields(chunk)):
+            return self._run(chunk, library, refusal)
+
+    def _run(self, chunk: Chunk, library: Library, refusal: str) -> str:
         leases = Leases(self._client, chunk.namespace, self._lease_s)
-        token = new_id()
+        token = f"{self._worker}/{new_id()}"
         if not leases.take(chunk.id, token, self._report(ReportKind.STARTED, chunk)):
             return "stale"
         if refusal:
             leases.finish(chunk.id, token, self._report(ReportKind.RETURNED, chunk, reason=refusal))
             return "refused"
         step = library.step(chunk.step)
+        if self._announcer:
+            self._announcer.begin([item.job_id for item in chunk.items])
+        finished = 0
         try:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat, self._resource(step):
-                return self._work(leases, token, chunk, library, step, heartbeat)
-        except LeaseLost:
-            log.warning("the lease was lost; the results of this chunk do not count", chunk=chunk.id)
+                outcome = self._work(leases, token, chunk, library, step, heartbeat)
+            finished = len(chunk.items) if outcome == "finished" else 0
+        except (LeaseLost, redis.AuthenticationError):
+            log.warning("the lease was lost; the results of this chunk do not count")
             return "lost"
+        finally:
+            if self._announcer:
+                self._announcer.end(finished)
+        return outcome
 
     def _work(
         self, leases: Leases, token: str, chunk: Chunk, library: Library, step: Step, heartbeat: _Heartbeat
@@ -120,7 +150,7 @@ class Runner:
             raise
         except Exception:  # a fault of the library's own code must not take the worker with it
             fault = traceback.format_exc()
-            log.error("a library failed", library=library.name, step=step.name, fault=fault)
+            log.error("a library failed", library=library.name, fault=fault)
         for item in open_items.values():
             yield result_of(
                 item,
@@ -132,7 +162,7 @@ class Runner:
                 ended_at=time.time(),
             )
 
-    @stamina.retry(on=redis.ConnectionError, attempts=None, timeout=60.0, wait_max=2.0)
+    @stamina.retry(on=_may_come_back, attempts=None, timeout=60.0, wait_max=2.0)
     def _send(
         self, send: object, chunk: Chunk, token: str, kind: ReportKind, results: list[StepResult], reason: str = ""
     ) -> None:
@@ -153,6 +183,13 @@ class Runner:
             return
         with device_lock(self._context.cpus):
             yield
+
+
+def _log_fields(chunk: Chunk) -> dict[str, Any]:
+    """What a log line says about the work it belongs to."""
+    ids = [item.job_id for item in chunk.items]
+    jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
+    return {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs} if ids else {}
 
 
 @contextlib.contextmanager

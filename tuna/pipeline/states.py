@@ -38,7 +38,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
         {State.EVALUATED, State.COMPILED, State.NEW, State.SEARCHING, State.ERRORED, State.CANCELED}
     ),
     State.EVALUATED: frozenset(),
-    State.ERRORED: frozenset({State.NEW}),  # `tuna retry`
+    State.ERRORED: frozenset({State.NEW, State.COMPILED, State.SEARCHING}),  # `tuna retry`: to the step that failed
     State.CANCELED: frozenset({State.NEW}),
 }
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import shutil
+import socket
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
@@ -15,20 +20,32 @@ from tuna.errors import TunaError
 from tuna.libraries.base import Resource, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.pipeline.connection import connect
+from tuna.pipeline.orders import namespaces
+from tuna.pipeline.presence import Announcer, Presence, PresenceBoard, signing_key
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.wire import Chunk, queue_name
 from tuna.settings import get_settings
 from tuna.workers.devices import compile_cpus, eval_cpus
+
+log = structlog.get_logger(__name__)
 
 
 def run_chunk(chunk: str) -> str:
     """Run one chunk (JSON of `wire.Chunk`); never raises for what is in it."""
     try:
         parsed = Chunk.model_validate_json(chunk)
+        library = get_library(parsed.library)
+        library.step(parsed.step)
     except ValidationError as error:
-        return f"unreadable: {error.errors()[0]['msg']}"
-    library = get_library(parsed.library)
-    return _runner(on_device=bool(parsed.environment)).run(parsed, library, _refusal(parsed))
+        return _unreadable(error.errors()[0]["msg"])
+    except TunaError as error:
+        return _unreadable(str(error))
+    return _runner(parsed.namespace, on_device=bool(parsed.environment)).run(parsed, library, _refusal(parsed))
+
+
+def _unreadable(fault: str) -> str:
+    log.error("a message cannot be understood and was dropped", fault=fault)
+    return f"unreadable: {fault}"
 
 
 def _refusal(chunk: Chunk) -> str:
@@ -73,23 +90,66 @@ def served_queues(name: str) -> dict[str, str | Unavailable]:
 
 
 @functools.cache
-def _runner(*, on_device: bool) -> Runner:
+def _runner(namespace: str, *, on_device: bool) -> Runner:
     settings = get_settings()
+    client = connect(settings)
     scratch = _scratch(settings.run_dir / "scratch")
     context = RunContext(
-        artifacts=Artifacts.from_settings(settings),
+        artifacts=Artifacts.from_settings(settings, namespace, signing_key(client, settings, namespace)),
         scratch=scratch,
         cpus=eval_cpus(settings) if on_device else compile_cpus(settings),
     )
-    return Runner(connect(settings), settings.lease_s, context)
+    return Runner(client, settings.lease_s, context, settings.worker_name, _Process.announcer)
+
+
+class _Process:
+    """What this pool process has one of."""
+
+    announcer: Announcer | None = None
+
+
+def show(queues: Sequence[str], device: str) -> None:
+    """Let people see this pool process, which serves `queues`, from now on."""
+    settings = get_settings()
+    client = connect(settings)
+    kinds = [queue.partition(".") for queue in queues]
+    environments = [name for kind, _, name in kinds if kind == "eval"]
+    presence = Presence(
+        name=f"{settings.worker_name or socket.gethostname()}:{os.getpid()}",
+        role="eval" if environments else "compile",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=device,
+        environment=environments[0] if len(environments) == 1 else "",
+        toolchains=tuple(name for kind, _, name in kinds if kind == "compile"),
+        job_ids=(),
+        started_at=time.time(),
+        seen_at=time.time(),
+    )
+
+    def boards() -> list[PresenceBoard]:
+        return [PresenceBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
+
+    _Process.announcer = Announcer(boards, presence, settings.lease_s / 4).start()
+
+
+def device_of(queues: Sequence[str]) -> str:
+    """The name of the device that this machine measures on for `queues`, for people."""
+    for library in names():
+        if queue_of(library, on_device=True) in queues:
+            return get_library(library).environment().device
+    return ""
 
 
 def _scratch(parent: Path) -> Path:
-    """A folder for this process; those of processes that are gone are removed, for a killed one cannot tidy up."""
+    """A folder for this process; those of this machine's processes that are gone are removed, for a killed one cannot
+    tidy up. Other machines may share the parent, and their processes cannot be looked up here."""
     parent.mkdir(parents=True, exist_ok=True)
-    for folder in parent.iterdir():
-        if not Path(f"/proc/{folder.name}").exists():
+    prefix = f"{socket.gethostname()}-"
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        process = folder.name.removeprefix(prefix)
+        if process.isdigit() and not Path(f"/proc/{process}").exists():
             shutil.rmtree(folder, ignore_errors=True)
-    mine = parent / str(os.getpid())
+    mine = parent / f"{prefix}{os.getpid()}"
     mine.mkdir(exist_ok=True)
     return mine

@@ -9,10 +9,12 @@ import sqlalchemy as sa
 
 from tuna.artifacts import Artifacts
 from tuna.db import models
+from tuna.db.engine import reading
 from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import CodeObject, StepResult, Trial
+from tuna.pipeline.claim import parts
 
 
 def best(result: StepResult) -> Trial | None:
@@ -27,10 +29,12 @@ class Winners:
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
 
-    def write(self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]) -> set[int]:
-        """Find-db rows with their kernels, for results that have a best trial; returns the jobs whose artifacts are gone."""
+    def write(
+        self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]
+    ) -> dict[int, str]:
+        """Find-db rows with their kernels, for results that have a best trial; says which jobs' artifacts are lost, and why."""
         if not results:
-            return set()
+            return {}
         ids = [result.job_id for result in results]
         trials = {
             (row.job_id, row.number): row
@@ -40,7 +44,8 @@ class Winners:
                 )
             )
         }
-        lost: set[int] = set()
+        kept = _in_sql(connection, _digests(results, jobs, trials))
+        lost: dict[int, str] = {}
         rows: list[dict[str, Any]] = []
         kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
         for result in results:
@@ -51,8 +56,10 @@ class Winners:
             code = result.kernels
             if code is None:
                 code = (CodeObject(artifact=trial.artifact),) if trial.artifact else ()
-            if not self._keep(connection, [*(item.artifact for item in code), *([workload] if workload else [])]):
-                lost.add(job.id)
+            try:
+                self._keep(connection, [*(item.artifact for item in code), *([workload] if workload else [])], kept)
+            except KeyError as error:
+                lost[job.id] = f"artifact {error} is gone or damaged"
                 continue
             kernels[job.session_id, job.config_id, job.solver_id] = code
             rows.append(
@@ -78,18 +85,43 @@ class Winners:
         _write_devices(connection, jobs, results)
         return lost
 
-    def _keep(self, connection: sa.Connection, digests: Iterable[str]) -> bool:
-        """Copy artifacts into SQL, where they stay; False when one of them is gone."""
+    def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
+        """Nothing more happens to the jobs of `results`: a store that has little room may forget what they built."""
+        if not results or not self._artifacts.forgets:
+            return
+        ids = [result.job_id for result in results]
+        query = sa.select(models.Trial.artifact).where(models.Trial.job_id.in_(ids), models.Trial.artifact.is_not(None))
+        with reading(engine) as connection:
+            digests = {digest for digest in connection.execute(query).scalars() if digest}
+        self._artifacts.release(digests | {code.artifact for result in results for code in result.kernels or ()})
+
+    def _keep(self, connection: sa.Connection, digests: Iterable[str], kept: set[str]) -> None:
+        """Copy artifacts into SQL, where they stay, unless they are `kept` already; KeyError when one of them is gone."""
         for digest in digests:
-            if connection.execute(sa.select(Kernel.digest).where(Kernel.digest == digest)).first():
+            if digest in kept:
                 continue
-            try:
-                blob = self._artifacts.get(digest)
-            except KeyError:
-                return False
+            blob = self._artifacts.get(digest)
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))
-        return True
+            kept.add(digest)
+
+
+def _digests(results: Sequence[StepResult], jobs: Mapping[int, Any], trials: Mapping[tuple[int, int], Any]) -> set[str]:
+    """Every artifact that the results may need."""
+    found: set[str | None] = {code.artifact for result in results for code in result.kernels or ()}
+    for result in results:
+        fastest = best(result)
+        found |= {result.workload or jobs[result.job_id].workload}
+        found |= {trials[result.job_id, fastest.index].artifact} if fastest else set()
+    return {digest for digest in found if digest}
+
+
+def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
+    """Those of `digests` that are in SQL; many results share the same few."""
+    found: set[str] = set()
+    for part in parts(sorted(digests)):
+        found |= set(connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(part))).scalars())
+    return found
 
 
 def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]) -> None:

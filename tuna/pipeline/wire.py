@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tuna.libraries.base import WIRE_VERSION, StepResult, WorkItem
 
 
+def _understood(version: int) -> int:
+    if version not in (0, WIRE_VERSION):
+        raise ValueError(f"it has version {version}, and this is version {WIRE_VERSION}")
+    return WIRE_VERSION
+
+
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    version: int = WIRE_VERSION
+    # NaN travels as NaN: the drain turns it into a failed trial, where null would make the whole report unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    #: The default stands for the current one, so that it is never left out as a default.
+    version: Annotated[int, Field(validate_default=True), AfterValidator(_understood)] = 0
 
 
 class Chunk(_Message):
@@ -41,7 +49,7 @@ class Report(_Message):
 
     kind: ReportKind
     chunk: str
-    worker: str
+    worker: Annotated[str, Field(max_length=255)]
     results: tuple[StepResult, ...] = Field(default=())
     reason: str = ""  #: why a chunk was returned
 

@@ -1,6 +1,4 @@
-"""Reports for people: the figures of a session, and one HTML file that shows them."""
+"""Reports for people and for Prometheus: status, figures, one HTML file, metrics.
 
-from tuna.reports.html import write_report
-from tuna.reports.reading import read_figures
-
-__all__ = ["read_figures", "write_report"]
+Nothing is imported here: the report's libraries (matplotlib, Jinja) take longer to load than `tuna status` may take.
+"""

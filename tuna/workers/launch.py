@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuna.errors import ServiceError
 from tuna.workers.lifetime import WITH_PARENT
 
-#: What an interrupted run gives its workers to finish; what they do not finish is repeated.
-_STOP_TIMEOUT_S = 5.0
+#: What a worker has, beyond its own bound, to give back what it could not finish.
+_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,13 @@ class WorkerSpec:
 
     queue: str  #: compile or eval
     processes: int = 1
+    name: str = ""  #: among the workers of one command; default: its queue
+    env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
+
+    @property
+    def title(self) -> str:
+        """What it is called among the workers of one command."""
+        return self.name or self.queue
 
 
 class LocalWorkers:
@@ -36,7 +43,7 @@ class LocalWorkers:
 
     def start(self, spec: WorkerSpec) -> None:
         """Start one worker; its log goes to a file in the log directory."""
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = self._log_dir / f"worker-{spec.queue}-{os.getpid()}.log"
         with open(log, "ab") as output:
             process = subprocess.Popen(
@@ -44,7 +51,7 @@ class LocalWorkers:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, WITH_PARENT: "1"},
+                env={**os.environ, **spec.env, WITH_PARENT: "1"},
                 start_new_session=True,  # Ctrl-C reaches us alone; we stop them
             )
         self._running.append((spec, log, process))
@@ -56,25 +63,38 @@ class LocalWorkers:
                 words = log.read_text(errors="replace").strip().splitlines()[-2:]
                 raise ServiceError(f"The {spec.queue} worker ended. {' '.join(words)}", hint=f"see {log}")
 
-    def stop(self, *, idle: bool) -> None:
-        """End all of them: at once when they are known to be `idle`, else with time to finish what they have in hand."""
+    def stop(self, *, idle: bool, bound_s: float = 0.0) -> None:
+        """End all of them: at once when they are known to be `idle`, else warmly, with `bound_s` for what is in hand.
+
+        A KeyboardInterrupt while it waits ends them at once; they still give back what they have.
+        """
         if not idle:
-            for _, _, process in self._running:
-                process.terminate()
-            deadline = time.monotonic() + _STOP_TIMEOUT_S
-            for _, _, process in self._running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+            self._terminate()
+            try:
+                self._wait(bound_s + _MARGIN_S)
+            except KeyboardInterrupt:
+                self._terminate()
+                self._wait(_MARGIN_S)
         for _, _, process in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._running.clear()
 
+    def _terminate(self) -> None:
+        for _, _, process in self._running:
+            process.terminate()
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for _, _, process in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
 
 def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker, as a person would type it."""
-    name = f"{spec.queue}-{os.getpid()}@%h"
+    name = f"{spec.title}-{os.getpid()}@%h"
     return [
         sys.executable, "-m", "celery", "-A", "tuna.celery_app", "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
@@ -83,8 +103,11 @@ def worker_command(spec: WorkerSpec) -> list[str]:
 
 
 @contextlib.contextmanager
-def local_workers(log_dir: Path, specs: Sequence[WorkerSpec]) -> Iterator[LocalWorkers]:
-    """Workers for the duration of a `with` block, whose normal end says that they have nothing more to do."""
+def local_workers(log_dir: Path, specs: Sequence[WorkerSpec], bound_s: float = 0.0) -> Iterator[LocalWorkers]:
+    """Workers for the duration of a `with` block, whose normal end says that they have nothing more to do.
+
+    Interrupted, they have `bound_s` to finish what is in hand.
+    """
     workers = LocalWorkers(log_dir)
     idle = False
     try:
@@ -93,4 +116,4 @@ def local_workers(log_dir: Path, specs: Sequence[WorkerSpec]) -> Iterator[LocalW
         yield workers
         idle = True
     finally:
-        workers.stop(idle=idle)
+        workers.stop(idle=idle, bound_s=bound_s)

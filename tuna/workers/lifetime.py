@@ -9,6 +9,10 @@ import signal
 _PR_SET_PDEATHSIG = 1
 #: Set for workers that `tuna run` starts: they end when it ends, however it ends.
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
+#: Set for workers that leave by themselves when there is nothing to do.
+ONCE = "TUNA_LEAVE_WHEN_EMPTY"
+#: Set for workers that are for one session: what `pipeline.fitness.session_text` says about it.
+SESSION = "TUNA_WORKER_SESSION"
 
 
 def die_with_parent(role: str, *, always: bool = False) -> None:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tuna.cli.main import check_words
 from tuna.cli.seeds.go_fish import _subcommands, go_fish, library_command
 from tuna.errors import BadInput
 
@@ -101,11 +103,16 @@ def _words(command: click.Command, name: str, options: Mapping[str, Any]) -> Ite
                 yield option
         elif value is not None:
             yield option
-            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts = value if isinstance(value, list) else [value]
+            for part in parts:
+                if not isinstance(part, str | int | float | date):
+                    raise BadInput(f"{key} of the step {name} must be one value or a list of values.")
+            yield ",".join(map(str, parts))
 
 
 def _check(line: list[str]) -> None:
     """Parse a command line without running it."""
+    check_words(line)
     try:
         context = go_fish.make_context("go_fish.py", list(line))
         _, group, rest = go_fish.resolve_command(context, [*context._protected_args, *context.args])
@@ -127,8 +134,8 @@ def _load(path: Path) -> dict[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is too long for a list of steps.")
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"{path} is no file, or too long for a list of steps.")
         document = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
@@ -137,8 +144,10 @@ def _load(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path}: {where}a key stands there twice; give a list of mappings for several such steps."
         ) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError) as error:
         raise BadInput(f"{path} is no YAML: {str(error).splitlines()[0]}.") from None
+    except RecursionError:
+        raise BadInput(f"{path} is nested too deeply for a list of steps.") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise BadInput(f"{path} must be a mapping of steps.")
     return document

@@ -16,6 +16,9 @@ from tuna.libraries.miopen.request import result_key
 #: Config kinds by fin's words for them.
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
+#: What the columns of the database hold, in characters and bytes.
+_MAX_ALGORITHM, _MAX_KEY, _MAX_PARAMS, _MAX_BYTES = 64, 255, 1 << 20, 2**63 - 1
+_MAX_SOLVER_NUMBER = 2**31 - 1
 
 
 class Failure(Exception):
@@ -59,12 +62,19 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
                 algorithm=names.algorithm_family(str(row["name"])) if row["type"] == "convolution" else "",
                 tunable=str(row["tunable"]) == "1",
                 dynamic=str(row["dynamic"]) == "1",
-                number=int(row["id"]),
+                number=_number(row["id"]),
             )
             for row in found
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise FinFailed(f"fin lists a solver that cannot be understood: {error!r}", "", garbled=True) from None
+
+
+def _number(text: object) -> int:
+    number = int(str(text))
+    if not 0 <= number <= _MAX_SOLVER_NUMBER:
+        raise ValueError(f"{number} is no solver's id")
+    return number
 
 
 def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[str]]:
@@ -85,6 +95,8 @@ def problem_key(answer: Mapping[str, Any], config: Config) -> str:
     theirs, ours = answer.get("db_key"), keys.text_of(config)
     if not isinstance(theirs, str) or not theirs:
         return ""
+    if len(theirs) > _MAX_KEY:
+        raise Failure(Cause.INFRA, f"fin answered with a problem key of {len(theirs)} characters")
     if ours is not None and theirs != ours:
         raise Failure(Cause.INFRA, f"fin answered for the problem {theirs}, not for {ours}")
     return "" if ours is not None else theirs
@@ -109,7 +121,7 @@ def compiled(
     params = found.get("params", "")
     return kernels.Compiled(
         solver=solver,
-        algorithm=str(found.get("algorithm", "")),
+        algorithm=_algorithm(found, Cause.BUILD_ERROR),
         workspace=_workspace(found),
         params=params if isinstance(params, str) else "",
         tunable=found.get("tunable") is not False,  # unless it says otherwise
@@ -129,9 +141,9 @@ def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
     if time_ms is None or time_ms <= 0:
         raise Failure(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
     params = found.get("params", "")
-    if not isinstance(params, str):
-        raise Failure(Cause.RUN_ERROR, f"impossible params: {params!r}")
-    return Measured(str(found.get("algorithm", "")), params, time_ms, _workspace(found))
+    if not isinstance(params, str) or len(params) > _MAX_PARAMS:
+        raise Failure(Cause.RUN_ERROR, f"impossible params: {params!r:.200}")
+    return Measured(_algorithm(found, Cause.RUN_ERROR), params, time_ms, _workspace(found))
 
 
 def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> Mapping[str, Any]:
@@ -155,6 +167,13 @@ def _why(found: Mapping[str, Any], reason: object, cause: Cause) -> tuple[Cause,
     return cause, reason if reason != _SUCCESS else "fin says Success and gives no result"
 
 
+def _algorithm(found: Mapping[str, Any], cause: Cause) -> str:
+    name = str(found.get("algorithm", ""))
+    if len(name) > _MAX_ALGORITHM:
+        raise Failure(cause, f"impossible algorithm: {name:.200}")
+    return name
+
+
 def _workspace(found: Mapping[str, Any]) -> int:
     value = found.get("workspace", 0)
-    return value if type(value) is int and value >= 0 else 0
+    return value if type(value) is int and 0 <= value <= _MAX_BYTES else 0

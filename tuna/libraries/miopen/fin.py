@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from tuna.errors import LibraryMissing
 from tuna.settings import get_settings
 from tuna.workers.sandbox import child_env, run
 
-#: The largest answer that is read; fin's largest are some megabytes for hundreds of kernels.
-MAX_ANSWER_BYTES = 1 << 30
+#: The largest answer that is read; fin's largest are some megabytes for hundreds of kernels. What it describes can
+#: take twenty times as much memory.
+MAX_ANSWER_BYTES = 128 << 20
 #: What MITuna sets, so that equal questions get equal answers.
 _ALWAYS = {
     "MIOPEN_LOG_LEVEL": "4",
@@ -118,8 +121,8 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
     if path.stat().st_size > MAX_ANSWER_BYTES:
         raise FinFailed(f"fin's answer is longer than {MAX_ANSWER_BYTES} bytes", tail, garbled=True)
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        found = from_json(path.read_bytes())  # unlike json, limits nesting and takes no half characters
+    except ValueError as error:
         raise FinFailed(f"fin's answer is no JSON: {error}", tail, garbled=True) from None
     if not isinstance(found, list) or not all(isinstance(answer, dict) for answer in found):
         raise FinFailed("fin's answer is no list of objects", tail, garbled=True)
@@ -131,4 +134,7 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
 
 def finite(value: object) -> float | None:
     """`value` as a finite number; None if it is none."""
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    try:
+        return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    except OverflowError:  # a whole number of more than 308 digits
+        return None

@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from tuna.libraries.base import ArtifactStore, CodeObject
 
 #: No code object is larger; a blob that claims more is refused before it is unpacked.
 MAX_BYTES = 1 << 30
+#: Longest name and options of a kernel, in characters, as the database holds them.
+_MAX_FILE, _MAX_OPTIONS = 1024, 1 << 20
 
 
 class BadKernel(Exception):
@@ -62,10 +66,15 @@ class Compiled:
 
     @classmethod
     def load(cls, data: bytes) -> Compiled:
-        """The inverse of `dump`."""
-        found = json.loads(data)
-        kernels = tuple(CodeObject(artifact=digest, name=name, args=args) for digest, name, args in found["kernels"])
-        return cls(**found | {"kernels": kernels})
+        """The inverse of `dump`; raises KeyError for what `dump` cannot have written."""
+        try:
+            found = from_json(data)
+            kernels = tuple(
+                CodeObject(artifact=digest, name=name, args=args) for digest, name, args in found["kernels"]
+            )
+            return cls(**found | {"kernels": kernels})
+        except (ValueError, TypeError, LookupError):
+            raise KeyError("of the compile step, which is no manifest,") from None
 
 
 def decode(found: Mapping[str, Any]) -> Kernel:
@@ -79,6 +88,8 @@ def decode(found: Mapping[str, Any]) -> Kernel:
     )
     if not isinstance(file, str) or not isinstance(options, str) or not isinstance(blob, str) or not file:
         raise BadKernel("a kernel object lacks its file, options or blob")
+    if len(file) > _MAX_FILE or len(options) > _MAX_OPTIONS:
+        raise BadKernel(f"{file:.200}: the kernel's name or options are too long")
     if type(size) is not int or not 0 < size <= MAX_BYTES:
         raise BadKernel(f"{file}: the kernel's size {size!r} is not possible ({md5})")
     text = blob.strip().translate(str.maketrans("-_.", "+/=")).rstrip("=")

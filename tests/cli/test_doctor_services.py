@@ -1,0 +1,220 @@
+"""`tuna doctor` on services: what is well, what costs time, what would lose data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from tuna.db import schema
+from tuna.db.engine import make_engine
+from tuna.embedded_redis import program
+from tuna.reports import health
+from tuna.reports.health import Finding
+from tuna.settings import Settings
+
+Type = Callable[..., Any]
+PASSWORD = "it's-a-secret"  # noqa: S105
+
+
+def _by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings}
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path, eventually: Callable[..., None]) -> Iterator[Callable[..., str]]:
+    """`start_redis("--appendonly", "yes")`: the URL of a server with a password."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, password: str = PASSWORD) -> str:
+        folder = Path("/tmp") / f"tuna-doctor-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(mode=0o700)
+        socket = folder / "s"
+        secret = ["--requirepass", password] if password else []
+        command = [program(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), *secret, *words]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        eventually(socket.exists, 20.0)
+        return f"unix://:{password}@{socket}" if password else f"unix://{socket}"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _redis(url: str, tmp_path: Path) -> dict[str, Finding]:
+    return _by_name(health.of_redis(Settings(home=tmp_path, redis_url=url, broker_url=url)))
+
+
+def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path) -> None:
+    url = start_redis("--appendonly", "yes", "--save", "")
+    client = redis.Redis.from_url(url)
+    client.acl_setuser(
+        "tuna", enabled=True, passwords=["+p"], keys=["*"], channels=["*"],
+        categories=["+@all", "-@admin", "-@dangerous"], commands=["+info"],
+    )  # fmt: skip
+    found = _redis(url.replace(f":{PASSWORD}@", "tuna:p@"), tmp_path)
+    assert all(finding.ok and not finding.warning for finding in found.values()), found
+    assert found["redis durability"].text == "appendonly yes, appendfsync not to be seen by this user"
+    assert found["redis rights"].text == "no right to administer"
+    assert client.keys() == [], "nothing is left behind"
+
+
+def test_a_redis_that_may_forget(start_redis: Callable[..., str], tmp_path: Path) -> None:
+    found = _redis(start_redis("--appendonly", "no", "--maxmemory-policy", "allkeys-lru"), tmp_path)
+    assert not found["redis memory"].ok
+    assert "noeviction" in found["redis memory"].hint
+    assert found["redis durability"].ok, "what is in Redis alone is done again"
+    assert found["redis durability"].warning
+    assert found["redis rights"].text == "may administer the server"
+    assert found["redis rights"].warning
+
+
+def test_a_redis_user_without_the_rights(start_redis: Callable[..., str], tmp_path: Path) -> None:
+    url = start_redis()
+    redis.Redis.from_url(url).acl_setuser(
+        "poor", enabled=True, passwords=["+p"], keys=["*"], commands=["+ping", "+info", "+time", "+hello", "+client"]
+    )
+    found = _redis(url.replace(f":{PASSWORD}@", "poor:p@"), tmp_path)
+    assert not found["redis stream"].ok
+    assert "xadd" in found["redis stream"].text.lower()
+
+
+def test_a_redis_without_a_password(tmp_path: Path) -> None:
+    finding = health._guard(None, "redis://cache.example.com:6379/0")
+    assert (finding.text, finding.ok, finding.warning) == ("no password", True, True)
+
+
+@pytest.mark.parametrize(("ahead_s", "warning"), [(0.0, False), (1.5, False), (2.5, True), (-3600.0, True)])
+def test_a_clock_that_goes_wrong(ahead_s: float, warning: bool) -> None:
+    finding = health._clock("redis clock", time.time() + ahead_s, time.time())
+    assert (finding.ok, finding.warning) == (True, warning)
+    assert f"{ahead_s:+.1f} s" in finding.text or not ahead_s
+
+
+def test_both_databases_are_well(engine: sa.Engine) -> None:
+    found = _by_name(health.of_sql(engine))
+    assert all(finding.ok for finding in found.values()), found
+    assert schema.HEAD in found["database"].text
+    assert found["database tables"].text == "can be created"
+    assert not [name for name in sa.inspect(engine).get_table_names() if "doctor" in name]
+    if engine.dialect.name != "sqlite":
+        assert found["database isolation"].text == "READ-COMMITTED"
+        assert "+0.0 s" in found["database clock"].text or "-0.0 s" in found["database clock"].text
+
+
+@pytest.fixture
+def maria(mariadb_url: str) -> Iterator[sa.Engine]:
+    """MariaDB with the current schema."""
+    name = f"tuna_{uuid.uuid4().hex[:12]}"
+    server = make_engine(mariadb_url)
+    with server.begin() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine = make_engine(sa.make_url(mariadb_url).set(database=name).render_as_string(hide_password=False))
+    schema.upgrade(engine)
+    yield engine
+    engine.dispose()
+    with server.begin() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name}"))
+    server.dispose()
+
+
+def test_a_mariadb_that_loses_commits_in_a_power_cut(maria: sa.Engine) -> None:
+    with maria.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        try:
+            found = _by_name(health.of_sql(maria))
+        finally:
+            connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    assert not found["database durability"].ok
+    assert "innodb_flush_log_at_trx_commit = 1" in found["database durability"].hint
+
+
+def test_a_table_with_another_collation(maria: sa.Engine) -> None:
+    with maria.connect() as connection:
+        connection.exec_driver_sql("ALTER TABLE config_tag CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+    found = _by_name(health.of_sql(maria))["database collation"]
+    assert not found.ok
+    assert found.text == "config_tag differ"
+    with maria.connect() as connection:
+        for statement in found.hint.partition(": ")[2].split("; "):
+            connection.exec_driver_sql(statement)
+    assert _by_name(health.of_sql(maria))["database collation"].ok, "the hint mends it"
+
+
+def test_a_mariadb_user_with_few_rights(maria: sa.Engine) -> None:
+    user, database = f"u{uuid.uuid4().hex[:10]}", maria.url.database
+    with maria.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE USER {user}@localhost IDENTIFIED BY 'x'")
+        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost")
+        poor = make_engine(maria.url.set(username=user, password="x").render_as_string(hide_password=False))  # noqa: S106
+        try:
+            found = _by_name(health.of_sql(poor))
+        finally:
+            poor.dispose()
+            connection.exec_driver_sql(f"DROP USER {user}@localhost")
+    assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
+    assert "tuna db upgrade" in found["database tables"].hint
+    assert found["database rights"].text == "on Tuna's database only"
+    assert _by_name(health.of_sql(maria))["database rights"].warning, "root may do anything"
+
+
+@pytest.mark.parametrize(("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)])
+def test_an_old_version_is_refused(found: tuple[int, ...], ok: bool) -> None:
+    assert health._version("database version", "MariaDB", found, health._MARIADB).ok is ok
+
+
+def test_the_embedded_services_are_well(type_in: Type) -> None:
+    ended = type_in("tuna", "doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(ended.out)}
+    assert ended.code == 0
+    assert findings["redis"]["text"].startswith("embedded Redis ")
+    assert {"database", "database durability", "redis memory", "redis stream", "artifacts"} <= set(findings)
+    assert "broker" not in findings, "it is the embedded Redis"
+
+
+def test_services_that_are_away_are_findings_without_secrets(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuna.settings import get_settings
+
+    monkeypatch.setenv("TUNA_DB_URL", f"mysql+pymysql://u:{PASSWORD}@127.0.0.1:1/tuna")
+    monkeypatch.setenv("TUNA_REDIS_URL", f"redis://:{PASSWORD}@127.0.0.1:1")
+    monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://u:{PASSWORD}@127.0.0.1:1//")
+    get_settings.cache_clear()
+    ended = type_in("tuna", "doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(ended.out)}
+    assert ended.code == 1
+    assert not found["database"]["ok"]
+    assert not found["redis"]["ok"]
+    assert not found["broker"]["ok"]
+    assert PASSWORD not in ended.out + ended.err
+
+
+def test_rabbitmq_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Transport:
+        server_properties = {"product": "RabbitMQ", "version": "3.7.28-1"}  # noqa: RUF012
+
+    class Connection:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.connection = Transport
+
+        def __enter__(self) -> Connection:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ensure_connection(self, **_: object) -> None: ...
+
+    monkeypatch.setattr("kombu.Connection", Connection)
+    (finding,) = health.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
+    assert (finding.ok, finding.text) == (False, "RabbitMQ 3.7.28")
+    Transport.server_properties = {"product": "RabbitMQ", "version": "4.1.0"}
+    (finding,) = health.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
+    assert finding.ok

@@ -1,0 +1,143 @@
+"""`tuna token` and `tuna workers`, with a Redis of their own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis_server import redis_on_port, with_password
+
+from tuna.cli.database import open_database
+from tuna.cli.members import join_line
+from tuna.db import sessions
+from tuna.db.engine import reading
+from tuna.libraries.registry import get_library
+from tuna.pipeline.members import Gate, order_key
+from tuna.pipeline.presence import Presence, PresenceBoard
+from tuna.settings import get_settings
+from tuna.workers.membership import Facts, join
+
+ADMIN = "the-admins"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with redis_on_port(ADMIN) as url:
+        yield url
+
+
+@pytest.fixture
+def url(server: str, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable) -> str:
+    monkeypatch.setenv("TUNA_BROKER_URL", with_password(server, ADMIN))
+    get_settings.cache_clear()
+    assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
+    return server
+
+
+def _joined(line: str) -> str:
+    """A worker that joined with the token; its name."""
+    engine = open_database()
+    with reading(engine) as connection:
+        namespace = sessions.namespace(connection)
+    client = redis.Redis.from_url(get_settings().broker_url.get_secret_value())
+    gate, stop = Gate(engine, client, namespace, 20), threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.05):
+            gate.tick()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        told = join(line, "eval", Facts(host="h", pid=1, environments=(get_library("noop").environment().key,)), 10)
+    finally:
+        stop.set()
+        thread.join()
+    PresenceBoard(client, namespace, 20).announce(
+        Presence(f"{told['TUNA_WORKER_NAME']}:1", "eval", "h", 1, "card", "e", (), (7,), 1.0, 1.0, 3)
+    )
+    return told["TUNA_WORKER_NAME"]
+
+
+def test_a_token_is_one_line_and_lists_show_no_secret(type_in: Callable, url: str) -> None:
+    made = type_in("tuna", "token", "create", "--role", "eval", "--ttl", "30m")
+    assert made.code == 0
+    line = made.out.strip()
+    assert line.startswith(f"{url}#")
+    assert ADMIN not in line
+    token_id, secret = line.split(".")[-2:]
+    listed = type_in("tuna", "token", "list", "--json")
+    assert [(entry["id"], entry["role"], entry["state"]) for entry in json.loads(listed.out)] == [
+        (token_id, "eval", "open")
+    ]
+    assert secret not in listed.out + type_in("tuna", "token", "list").out
+    assert type_in("tuna", "token", "revoke", token_id).code == 0
+    assert json.loads(type_in("tuna", "token", "list", "--json").out)[0]["state"] == "revoked"
+    again = type_in("tuna", "token", "revoke", token_id)
+    assert (again.code, "There is no token" in again.err) == (3, True)
+
+
+def test_a_worker_is_listed_cordoned_and_revoked(type_in: Callable, url: str) -> None:
+    name = _joined(type_in("tuna", "token", "create", "--role", "eval").out.strip())
+    client = redis.Redis.from_url(with_password(url, ADMIN))
+    with reading(open_database()) as connection:
+        key = order_key(sessions.namespace(connection), name)
+
+    def listed() -> dict:
+        (document,) = json.loads(type_in("tuna", "workers", "--json").out)
+        return document
+
+    document = listed()
+    assert (document["worker"], document["joined"], document["state"], document["jobs"]) == (name, True, "busy", [7])
+    assert "password" not in json.dumps(document)
+    assert name in type_in("tuna", "workers").out
+    for verb, state in (("cordon", "cordoned"), ("drain", "draining")):
+        assert type_in("tuna", "workers", verb, name).code == 0
+        assert client.get(key) == state.encode()
+        assert listed()["state"] == state
+    assert type_in("tuna", "workers", "uncordon", f"{name}:1").code == 0
+    assert client.get(key) is None
+    assert type_in("tuna", "workers", "revoke", name).code == 0
+    assert listed()["state"] == "revoked"
+    assert not [user for user in client.acl_users() if name in user]
+    again = type_in("tuna", "workers", "uncordon", name)
+    assert (again.code, "revoked already" in again.err) == (2, True)
+
+
+def test_a_worker_that_did_not_join_takes_orders_and_cannot_be_revoked(type_in: Callable, url: str) -> None:
+    client = redis.Redis.from_url(with_password(url, ADMIN))
+    with reading(open_database()) as connection:
+        namespace = sessions.namespace(connection)
+    PresenceBoard(client, namespace, 20).announce(Presence("box:4", "compile", "box", 4, "", "", ("t",), (), 1.0, 1.0))
+    assert type_in("tuna", "workers", "cordon", "box").code == 0
+    assert client.get(order_key(namespace, "box")) == b"cordoned"
+    refused = type_in("tuna", "workers", "revoke", "box")
+    assert (refused.code, "did not join" in refused.err) == (2, True)
+    assert type_in("tuna", "workers", "cordon", "nobody").code == 3
+
+
+def test_a_token_needs_a_redis_that_others_reach(type_in: Callable) -> None:
+    refused = type_in("tuna", "token", "create", "--role", "eval")
+    assert refused.code == 2
+    assert "TUNA_BROKER_URL" in refused.err
+    assert type_in("tuna", "token", "create", "--role", "admin").code == 2
+
+
+def test_a_bad_length_of_time_and_a_bad_token_are_refused(type_in: Callable, url: str) -> None:
+    assert type_in("tuna", "token", "create", "--role", "eval", "--ttl", "soon").code == 2
+    refused = type_in("tuna", "worker", "eval", "--join", f"{url}#not.a.token")
+    assert refused.code == 2
+    assert "not.a" not in refused.err
+
+
+def test_the_line_may_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "line").write_text("redis://h#n.i.s\n")
+    monkeypatch.setenv("TUNA_JOIN", str(tmp_path / "line"))
+    assert join_line(str(tmp_path / "line")) == "redis://h#n.i.s"
+    assert join_line(None) == "redis://h#n.i.s"
+    assert join_line(None) is None, "it is taken out of the environment"
+    assert join_line("redis://h#direct") == "redis://h#direct"

@@ -1,0 +1,210 @@
+"""The hot statements find what they need by an index, on both databases, in a session of many jobs.
+
+The statements are those that the pipeline really sends: they are recorded while it works, then explained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from million_jobs import fill
+from sqlalchemy import event
+
+from tuna.artifacts import Artifacts
+from tuna.db import jobs, overview
+from tuna.db.engine import make_engine, reading, writing
+from tuna.db.types import utc_now
+from tuna.libraries.base import DeviceReport, StepResult, Trial
+from tuna.libraries.registry import get_library
+from tuna.pipeline import claim
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.wire import Report, ReportKind
+
+LIBRARY = get_library("noop")
+#: Tables that grow with the work; the rest have some rows, for which a scan is right.
+LARGE = ("job", "step_result", "trial", "find_db", "find_db_kernel", "config", "kernel")
+JOBS = 20_000
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mariadb"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
+    """One database of each kind for this module: filling it takes seconds."""
+    from tuna.db import schema
+
+    url = f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.sqlite"
+    if request.param == "mariadb":
+        base = sa.make_url(request.getfixturevalue("mariadb_url"))
+        server = make_engine(base.render_as_string(hide_password=False))
+        with server.begin() as connection:
+            connection.execute(sa.text("CREATE OR REPLACE DATABASE tuna_plans"))
+        server.dispose()
+        url = base.set(database="tuna_plans").render_as_string(hide_password=False)
+    made = make_engine(url)
+    schema.upgrade(made)
+    fill(made, JOBS)
+    _fill_results(made)
+    yield made
+    made.dispose()
+
+
+def _fill_results(engine: sa.Engine) -> None:
+    """Trials, find-db rows and kernels of the jobs that are done."""
+    done = "FROM job WHERE state = 'evaluated'"
+    at = "'2026-03-02 09:30:00.000000'"
+    statements = (
+        f"INSERT INTO trial (job_id, number, params, output_tail, times_ms, time_ms) SELECT id, 0, '', '', '[1.0]', 1.0 {done}",
+        "INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms, workspace_bytes, params, algorithm, "
+        f"updated_at) SELECT session_id, config_id, solver_id, id, 1.0, 0, 'p', '', {at} {done}",
+        "INSERT INTO kernel (digest, `blob`, size_bytes) SELECT `key`, '', 0 FROM config",
+        "INSERT INTO find_db_kernel (find_db_id, number, kernel, name, args) "
+        "SELECT find_db.id, 0, config.`key`, '', '' FROM find_db JOIN config ON config.id = find_db.config_id",
+    )
+    with writing(engine) as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in LARGE:
+            connection.exec_driver_sql(f"ANALYZE {'TABLE ' if engine.dialect.name != 'sqlite' else ''}{table}")
+
+
+@contextmanager
+def recorded(engine: sa.Engine) -> Iterator[list[tuple[str, Any]]]:
+    """What is sent to the database meanwhile, each statement once."""
+    sent: dict[str, Any] = {}
+
+    def note(_c: Any, _cursor: Any, text: str, parameters: Any, _context: Any, many: bool) -> None:
+        if not text.startswith(("BEGIN", "SAVEPOINT", "RELEASE")):
+            sent.setdefault(text, parameters[0] if many else parameters)
+
+    found: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+        found.extend(sent.items())
+
+
+def scans(engine: sa.Engine, text: str, parameters: Any) -> list[str]:
+    """The large tables that the plan of a statement reads row by row."""
+    sqlite = engine.dialect.name == "sqlite"
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters).all()
+    if sqlite:
+        found = [re.fullmatch(r"SCAN (\w+)", row.detail) for row in plan]
+        return [match[1] for match in found if match and match[1] in LARGE]
+    if text.startswith("INSERT") and "SELECT" not in text:
+        return []
+    return [row.table for row in plan if row.type == "ALL" and row.table in LARGE]
+
+
+def check(engine: sa.Engine, work: Callable[[], Any], *tables: str) -> None:
+    """No statement that `work` sends scans a large table, and they do touch `tables`."""
+    with recorded(engine) as sent:
+        work()
+    for table in tables:
+        assert any(re.search(rf"\b{table}\b", text) for text, _ in sent), f"nothing was sent about {table}"
+    found = {text: tables for text, parameters in sent if (tables := tuple(scans(engine, text, parameters)))}
+    assert not found
+
+
+def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
+    stream = ResultStream(redis_client, Leases(redis_client, "plans", 20.0).results_key, "test")
+    return Drain(engine, stream, Artifacts(folder.as_uri(), folder / "cache"), 3)
+
+
+def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
+    with writing(engine) as connection:
+        return claim.claim(connection, claim.Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
+
+
+def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
+    times = {"times_ms": (1.0,), "time_ms": 1.0}
+    made = []
+    for chunk in chunks:
+        results = tuple(
+            StepResult(
+                job_id=item.job_id,
+                attempt=item.attempt,
+                step=item.step,
+                ok=True,
+                trials=(Trial(index=0, params="{}", **times if item.step == "measure" else {}),),
+                device=DeviceReport(name="d"),
+            )
+            for item in chunk.items
+        )
+        made.append(Entry("1-1", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)))
+    return made
+
+
+@pytest.mark.parametrize("step", ["build", "measure"])
+def test_claiming_goes_by_index(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
+    monkeypatch.setattr(claim, "_config_json", lambda _: {})
+    check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
+
+
+@pytest.mark.parametrize("step", ["build", "measure"])
+def test_draining_goes_by_index(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(claim, "_config_json", lambda _: {})
+    made = entries(claimed(engine, step))
+    check(
+        engine,
+        lambda: drain(engine, redis_client, tmp_path).write(made),
+        *("job", "trial", "step_result"),
+        *(["find_db", "find_db_kernel"] if step == "measure" else []),
+    )
+
+
+def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
+    engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "_config_json", lambda _: {})
+    chunks = [chunk.id for chunk in claimed(engine, "build")]
+    for kind in (ReportKind.STARTED, ReportKind.RETURNED):
+        made = [Entry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]
+        check(engine, lambda: drain(engine, redis_client, tmp_path).write(made), "job")  # noqa: B023
+
+
+def test_orphans_are_looked_for_among_the_jobs_in_flight_alone(engine: sa.Engine) -> None:
+    def look() -> None:
+        with reading(engine) as connection:
+            claim.orphans(connection, 1, ["build", "measure"], utc_now() - timedelta(seconds=5))
+
+    check(engine, look, "job")
+    if engine.dialect.name == "mariadb":
+        with recorded(engine) as sent:
+            look()
+        with engine.connect() as connection:
+            (row,) = connection.exec_driver_sql(f"EXPLAIN {sent[0][0]}", sent[0][1]).all()
+        assert (row.type, row.key) == ("range", "ix_job_claim")
+        assert row.rows < JOBS / 4, "more than what is in flight"
+
+
+def test_the_states_of_jobs_are_counted_in_an_index(engine: sa.Engine) -> None:
+    def count() -> None:
+        with reading(engine) as connection:
+            jobs.by_state(connection, 1)
+        overview.read(engine)
+
+    check(engine, count, "job")
+
+
+def test_loading_asks_by_index_which_jobs_are_there(engine: sa.Engine) -> None:
+    def load() -> None:
+        with writing(engine) as connection:
+            jobs.load(connection, jobs.JobRequest(1, "noop", ["build"], "x", "new", tag="t"))
+
+    check(engine, load, "job")

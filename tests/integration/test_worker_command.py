@@ -1,0 +1,171 @@
+"""`tuna worker` as a program: how it starts its workers, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import sqlalchemy as sa
+from jobs_builder import accepted, make_jobs, states
+from processes import Processes
+
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
+
+Eventually = Callable[[Callable[[], object], float], None]
+
+#: nvidia-ml-py as far as Tuna uses it, on a machine with two cards.
+_PYNVML = """
+from types import SimpleNamespace
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(handle): return "NVIDIA H200"
+def nvmlDeviceGetUUID(handle): return f"GPU-0000000{handle}"
+def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId=f"00000000:{handle}B:00.0")
+"""
+
+
+def _workers(process: psutil.Popen) -> list[psutil.Process]:
+    """The Celery workers that `tuna worker` started, without their pools."""
+    found = []
+    for child in process.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child] if "celery" in child.cmdline() else []
+    return found
+
+
+def _failures(engine: sa.Engine) -> int:
+    with reading(engine) as connection:
+        return connection.execute(sa.select(sa.func.sum(Job.failures))).scalar_one()
+
+
+def test_once_leaves_when_the_work_is_done(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
+    make_jobs(engine, 1, steps="build")
+    processes.enqueuer()
+    eventually(lambda: states(engine) == {"compile_queued": 10}, 60)
+    assert processes.start("tuna", "worker", "compile", "--once").wait(60) == 0
+    eventually(lambda: states(engine) == {"compiled": 10}, 20)
+
+
+def test_what_ends_within_the_bound_is_finished(
+    engine: sa.Engine, processes: Processes, eventually: Eventually
+) -> None:
+    make_jobs(engine, 1, steps="build", options={"sleep_s": 0.5})
+    processes.enqueuer()
+    worker = processes.start("tuna", "worker", "compile", "-c", "1")
+    eventually(lambda: states(engine) == {"compiling": 10}, 60)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    eventually(lambda: states(engine) == {"compiled": 10}, 10)
+
+
+def test_what_does_not_is_given_back_and_costs_no_attempt(
+    engine: sa.Engine, processes: Processes, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_SHUTDOWN_S", "1")
+    monkeypatch.setenv("TUNA_LEASE_S", "60")
+    make_jobs(engine, 1, steps="build", options={"sleep_s": 2.0})
+    processes.enqueuer()
+    worker = processes.start("tuna", "worker", "compile")
+    eventually(lambda: states(engine).get("compiled", 0) == 1, 60)  # in the second of ten
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(10) == 0
+    eventually(lambda: states(engine) == {"compiled": 1, "compile_queued": 9}, 5)
+    assert _failures(engine) == 0
+    with writing(engine) as connection:
+        assert connection.execute(sa.select(sa.func.sum(Job.isolate))).scalar_one() == 0
+        connection.execute(sa.update(Job).values(options={}))
+    second = processes.start("tuna", "worker", "compile")
+    eventually(lambda: states(engine).get("compiled", 0) >= 2, 60)
+    second.send_signal(signal.SIGTERM)
+    second.wait(20)
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_the_second_interrupt_ends_at_once(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
+    make_jobs(engine, 1, steps="build", options={"sleep_s": 100})
+    processes.enqueuer()
+    worker = processes.start("tuna", "worker", "compile")
+    eventually(lambda: states(engine) == {"compiling": 10}, 60)
+    below = worker.children(recursive=True)
+    worker.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # a person's second Ctrl-C comes later than the first
+    assert worker.is_running()
+    began = time.monotonic()
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(20) == 0
+    assert time.monotonic() - began < 10  # and the bound is 30
+    eventually(lambda: states(engine) == {"compile_queued": 10}, 5)
+    psutil.wait_procs(below, timeout=5)
+    assert not [process for process in below if process.is_running() and process.name() != "redis-server"]
+    assert _failures(engine) == 0
+
+
+def test_an_interrupted_run_gives_back_what_it_has(
+    engine: sa.Engine, processes: Processes, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_SHUTDOWN_S", "1")
+    make_jobs(engine, 1, steps="build", options={"sleep_s": 100})
+    run = processes.start("tuna", "run", "--session-id", "1", "--compile-processes", "1")
+    eventually(lambda: states(engine) == {"compiling": 10}, 60)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) == 130
+    assert states(engine) == {"new": 10}
+    assert _failures(engine) == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices need two cores")
+def test_each_device_has_a_worker_that_sees_no_other(
+    processes: Processes, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "pynvml.py").write_text(_PYNVML)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    worker = processes.start("tuna", "worker", "eval", "--devices", "all")
+    eventually(lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60)
+    variables = [process.environ() for process in _workers(worker)]
+    assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {"GPU-00000000", "GPU-00000001"}
+    assert len({found["TUNA_EVAL_CPUS"] for found in variables}) == 2
+    names = {process.cmdline()[process.cmdline().index("-n") + 1] for process in _workers(worker)}
+    assert len(names) == 2
+    victim = _workers(worker)[0]
+    victim.kill()
+    eventually(lambda: victim.pid not in {w.pid for w in _workers(worker)} and len(_workers(worker)) == 2, 20)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
+
+
+def test_a_worker_refuses_a_session_of_another_environment(
+    engine: sa.Engine, processes: Processes, tuna_home: Path
+) -> None:
+    make_jobs(engine, 1)
+    with writing(engine) as connection:
+        connection.execute(sa.text("UPDATE environment SET arch = 'gfx942', num_cu = 304"))
+    assert processes.start("tuna", "worker", "eval", "--session-id", "1").wait(30) == 2
+    assert "architecture gfx942, here none; compute units 304, here 0" in (tuna_home / "log").read_text()
+
+
+def test_a_failing_hook_keeps_the_worker_from_starting(
+    engine: sa.Engine, processes: Processes, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_BEFORE_WORKER", "sh -c 'echo the card is too hot; exit 3'")
+    assert processes.start("tuna", "worker", "compile").wait(20) == 5
+    assert "TUNA_BEFORE_WORKER failed with exit code 3. the card is too hot" in (tuna_home / "log").read_text()
+
+
+def test_the_hooks_run_around_the_worker(
+    engine: sa.Engine, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_BEFORE_WORKER", f"sh -c 'echo before >> {tmp_path}/said'")
+    monkeypatch.setenv("TUNA_AFTER_WORKER", f"sh -c 'echo after >> {tmp_path}/said'")
+    assert processes.start("tuna", "worker", "compile", "--once").wait(40) == 0
+    assert (tmp_path / "said").read_text().split() == ["before", "after"]

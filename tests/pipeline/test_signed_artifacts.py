@@ -1,0 +1,132 @@
+"""Artifacts with signatures, in a folder and in Redis, and Redis as their store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from tuna.artifact_files import Files, RedisFiles, UrlFiles
+from tuna.artifacts import ArtifactRefused, Artifacts
+from tuna.errors import BadInput, StorageFull
+from tuna.settings import Settings, get_settings
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+
+
+@pytest.fixture(params=["folder", "redis"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    if request.param == "folder":
+        return UrlFiles((tmp_path / "store").as_uri())
+    return RedisFiles(request.getfixturevalue("redis_client"), "n", 1 << 20, wait_s=0.1)
+
+
+def test_what_a_member_stored_another_gets(files: Files, tmp_path: Path) -> None:
+    digest = Artifacts(files, tmp_path / "one", KEY).put(b"code")
+    other = Artifacts(files, tmp_path / "two", KEY)
+    assert other.get(digest) == b"code"
+    assert other.path(digest).read_bytes() == b"code"
+
+
+def test_without_a_key_nothing_is_signed_and_nothing_refused(files: Files, tmp_path: Path) -> None:
+    unsigned = Artifacts(files, tmp_path)
+    digest = unsigned.put(b"code")
+    assert unsigned.get(digest) == b"code"
+    assert Artifacts(files, tmp_path).get(Artifacts(files, tmp_path, KEY).put(b"signed")) == b"signed"
+
+
+def test_what_no_member_signed_is_refused_until_a_member_makes_it(files: Files, tmp_path: Path) -> None:
+    digest = Artifacts(files, tmp_path).put(b"code")
+    Artifacts(files, tmp_path, OTHER).put(b"code")
+    member = Artifacts(files, tmp_path, KEY)
+    for call in (member.get, member.path):
+        with pytest.raises(ArtifactRefused, match="signature") as error:
+            call(digest)
+        assert digest in str(error.value)
+    assert member.put(b"code") == digest
+    assert member.get(digest) == b"code"
+
+
+def test_a_changed_signature_and_changed_bytes_are_refused_and_mended_by_the_next_put(
+    files: Files, tmp_path: Path
+) -> None:
+    member = Artifacts(files, tmp_path, KEY)
+    digest = member.put(b"code")
+    suffix = member._suffix
+    other = member.put(b"other code")
+    for name, data in (
+        (digest + suffix, b"0" * 64),
+        (digest + suffix, b""),
+        (digest + suffix, files.read(other + suffix)),
+        (digest, b"evil"),
+    ):
+        files.write(name, data)
+        with pytest.raises(KeyError):
+            member.get(digest)
+        member.put(b"code")
+        assert member.get(digest) == b"code"
+
+
+def test_what_is_not_there_is_a_key_error_and_not_a_refusal(files: Files, tmp_path: Path) -> None:
+    for digest in ("0" * 64, "../../etc/passwd", ""):
+        with pytest.raises(KeyError) as error:
+            Artifacts(files, tmp_path, KEY).get(digest)
+        assert not isinstance(error.value, ArtifactRefused)
+
+
+def test_redis_holds_no_more_than_its_bound_and_makes_room_again(
+    redis_client: redis.Redis, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    files = RedisFiles(redis_client, "n", 1000, wait_s=0.1)
+    store = Artifacts(files, tmp_path)
+    first, second = store.put(b"a" * 400), store.put(b"b" * 400)
+    store.put(b"a" * 400)  # again: takes no more room
+    with pytest.raises(StorageFull, match="bound"):
+        store.put(b"c" * 400)
+    with pytest.raises(StorageFull):
+        store.put(b"d" * 2000)
+    assert store.get(second) == b"b" * 400
+    store.release([first])
+    assert 0 < redis_client.ttl(f"tuna:{{n}}:artifact:{first}") <= 900
+    redis_client.zadd("tuna:{n}:artifacts", {first: 1})  # as if that time were over
+    redis_client.delete(f"tuna:{{n}}:artifact:{first}")
+    third = store.put(b"c" * 400)
+    assert store.get(third) == b"c" * 400
+    with pytest.raises(KeyError):
+        store.get(first)
+    assert redis_client.get("tuna:{n}:artifact_bytes") == b"800"
+
+
+def test_a_full_redis_is_storage_full(redis_client: redis.Redis, tmp_path: Path) -> None:
+    used = int(redis_client.info("memory")["used_memory"])
+    redis_client.config_set("maxmemory", used + 100_000)
+    try:
+        with pytest.raises(StorageFull):
+            Artifacts(RedisFiles(redis_client, "n", 1 << 30, wait_s=0.1), tmp_path).put(b"x" * 1_000_000)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+
+
+def test_the_settings_choose_the_store(tuna_home: Path, redis_client: redis.Redis) -> None:
+    def files(**settings: str) -> object:
+        return Artifacts.from_settings(Settings(home=tuna_home, **settings))._files
+
+    assert isinstance(files(), UrlFiles)
+    assert isinstance(files(broker_url="redis://h/0"), RedisFiles)
+    assert isinstance(files(broker_url="amqp://h", redis_url="rediss://h/0"), RedisFiles)
+    assert isinstance(files(broker_url="redis://h/0", artifacts_url="memory://x"), UrlFiles)
+
+
+def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Artifacts.from_settings(Settings(home=tuna_home, artifacts_key=KEY.hex()), "n", OTHER.hex())
+    digest = told.put(b"code")
+    assert Artifacts.from_settings(Settings(home=tuna_home), "n", KEY.hex()).get(digest) == b"code"
+    with pytest.raises(ArtifactRefused):
+        Artifacts.from_settings(Settings(home=tuna_home), "n", OTHER.hex()).get(digest)
+    monkeypatch.setenv("TUNA_ARTIFACTS_KEY", "secret words")
+    get_settings.cache_clear()
+    with pytest.raises(BadInput, match="TUNA_ARTIFACTS_KEY") as error:
+        get_settings()
+    assert "secret words" not in str(error.value)

@@ -1,0 +1,224 @@
+"""`tuna metrics`: what Prometheus gets, from services that answer and from services that do not."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import make_jobs
+from kombu import Connection, Queue
+from million_jobs import fill
+
+from tuna.db import models
+from tuna.db.engine import make_engine, reading, writing
+from tuna.errors import BadInput, ServiceError
+from tuna.pipeline.presence import Presence, PresenceBoard
+from tuna.reports import exporter
+from tuna.reports.exporter import Collector
+from tuna.reports.metrics import METRICS, Samples, text_of
+from tuna.settings import Settings
+
+AWAY = "redis://127.0.0.1:1/0"
+LINE = re.compile(r'^(tuna_\w+)(\{((\w+)="((?:[^"\\\n]|\\["\\n])*)",?)*\})? (\S+)$')
+
+
+def _settings(tmp_path: Path, client: redis.Redis | None) -> Settings:
+    path = client.connection_pool.connection_kwargs["path"] if client else None
+    broker = f"redis+socket://{path}" if path else AWAY
+    return Settings(home=tmp_path, redis_url=f"unix://{path}" if path else AWAY, broker_url=broker)
+
+
+def _read(text: str) -> dict[str, float]:
+    """Samples by name with labels; checks each line."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = LINE.match(line)
+        assert match, line
+        labels = set(re.findall(r'(\w+)="', match[2] or ""))
+        assert labels == set(METRICS[match[1]].labels)
+        assert line.rpartition(" ")[0] not in found, "given twice"
+        found[line.rpartition(" ")[0]] = float(match[6])
+    return found
+
+
+@pytest.fixture
+def filled(engine: sa.Engine) -> sa.Engine:
+    fill(engine, 1000)
+    with writing(engine) as connection:
+        job = connection.execute(sa.select(sa.func.min(models.Job.id))).scalar_one()
+        rows = [{"job_id": job, "number": n, "output_tail": "", "times_ms": "[]"} for n in range(7)]
+        connection.execute(sa.insert(models.Trial), rows)
+    return engine
+
+
+def test_every_metric_is_there(filled: sa.Engine, tmp_path: Path, redis_client: redis.Redis) -> None:
+    with reading(filled) as connection:
+        namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
+        key = connection.execute(sa.select(models.Environment.key)).scalar_one()
+    facts: dict[str, Any] = {"host": "h", "pid": 1, "device": "", "environment": "", "toolchains": (), "job_ids": ()}
+    for name, role in (("a", "compile"), ("b", "compile"), ("c", "eval")):
+        PresenceBoard(redis_client, namespace, 20).announce(
+            Presence(name=name, role=role, started_at=0.0, seen_at=0.0, **facts)
+        )
+    redis_client.xadd(f"tuna:{{{namespace}}}:results", {"r": "x"})
+    settings = _settings(tmp_path, redis_client)
+    with Connection(settings.broker_url.get_secret_value()) as connection:  # type: ignore[union-attr]
+        producer = connection.Producer()
+        for _ in range(3):
+            producer.publish({}, routing_key="compile.noop-1", declare=[Queue("compile.noop-1")])
+    found = _read(Collector(filled, settings).scrape())
+    assert found == {
+        'tuna_jobs{session="1",state="compile_queued"}': 40,
+        'tuna_jobs{session="1",state="compiled"}': 150,
+        'tuna_jobs{session="1",state="compiling"}': 20,
+        'tuna_jobs{session="1",state="errored"}': 50,
+        'tuna_jobs{session="1",state="eval_queued"}': 30,
+        'tuna_jobs{session="1",state="evaluated"}': 500,
+        'tuna_jobs{session="1",state="evaluating"}': 10,
+        'tuna_jobs{session="1",state="new"}': 210,
+        'tuna_errors_total{session="1",cause="run_error"}': 10,
+        'tuna_errors_total{session="1",cause="run_timeout"}': 20,
+        'tuna_errors_total{session="1",cause="worker_lost"}': 10,
+        'tuna_errors_total{session="1",cause="wrong_result"}': 10,
+        'tuna_queue_items{queue="compile.noop-1"}': 3,
+        f'tuna_queue_items{{queue="eval.{key}"}}': 0,
+        'tuna_queue_items{queue="results"}': 1,
+        'tuna_workers{role="compile"}': 2,
+        'tuna_workers{role="eval"}': 1,
+        'tuna_device_idle_ratio{session="1"}': pytest.approx(1 - 550 * 0.25 / 8 / 3600, abs=0.01),
+        'tuna_trials_total{session="1"}': 7,
+        "tuna_results_drained_total": 1350,
+        'tuna_up{service="broker"}': 1,
+        'tuna_up{service="redis"}': 1,
+        'tuna_up{service="sql"}': 1,
+    }
+    assert {name.partition("{")[0] for name in found} == set(METRICS)
+
+
+def test_without_redis_there_is_what_sql_knows(engine: sa.Engine, tmp_path: Path) -> None:
+    make_jobs(engine, 1)
+    found = _read(Collector(engine, _settings(tmp_path, None)).scrape())
+    assert found['tuna_jobs{session="1",state="new"}'] == 10
+    assert (found['tuna_up{service="sql"}'], found['tuna_up{service="redis"}'], found['tuna_up{service="broker"}']) == (
+        1,
+        0,
+        0,
+    )
+    assert not any(name.startswith(("tuna_workers", "tuna_queue")) for name in found)
+
+
+def test_without_sql_there_is_what_redis_knows(
+    engine: sa.Engine, tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_jobs(engine, 1)
+    collector = Collector(engine, _settings(tmp_path, redis_client))
+    assert _read(collector.scrape())['tuna_up{service="sql"}'] == 1
+    away = make_engine("mysql+pymysql://root@127.0.0.1:1/tuna")
+    monkeypatch.setattr(collector, "_engine", away)
+    found = _read(collector.scrape())
+    assert found == {
+        'tuna_queue_items{queue="compile.noop-1"}': 0,
+        **{name: 0 for name in found if name.startswith('tuna_queue_items{queue="eval.')},
+        'tuna_queue_items{queue="results"}': 0,
+        'tuna_workers{role="compile"}': 0,
+        'tuna_workers{role="eval"}': 0,
+        'tuna_up{service="broker"}': 1,
+        'tuna_up{service="redis"}': 1,
+        'tuna_up{service="sql"}': 0,
+    }
+    monkeypatch.setattr(collector, "_engine", engine)
+    assert _read(collector.scrape())['tuna_up{service="sql"}'] == 1, "it comes back by itself"
+
+
+def test_with_nothing_at_all_there_is_that(tmp_path: Path) -> None:
+    found = _read(Collector(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna"), _settings(tmp_path, None)).scrape())
+    assert found == {f'tuna_up{{service="{name}"}}': 0 for name in ("broker", "redis", "sql")}
+
+
+def test_a_counter_that_is_still_being_read_is_left_out(
+    filled: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuna.reports import totals
+
+    for name, value in (("_CHUNK", 100), ("_UNSETTLED", 10)):
+        monkeypatch.setattr(totals, name, value)
+    monkeypatch.setattr(exporter, "_READ_S", 0.0)
+    collector = Collector(filled, _settings(tmp_path, None))
+    assert "tuna_results_drained_total" not in _read(collector.scrape())
+    drained = [_read(collector.scrape()).get("tuna_results_drained_total") for _ in range(20)]
+    assert drained[-1] == 1350
+    assert set(drained) == {None, 1350}
+
+
+def test_label_values_are_escaped() -> None:
+    samples = Samples()
+    samples.set("tuna_queue_items", 1, 'compile.a"b\\c\nd')
+    assert text_of(samples).splitlines()[-1] == r'tuna_queue_items{queue="compile.a\"b\\c\nd"} 1'
+
+
+def test_big_counters_keep_their_digits() -> None:
+    samples = Samples()
+    samples.set("tuna_results_drained_total", 12_345_678_901)
+    assert text_of(samples).splitlines()[-1] == "tuna_results_drained_total 12345678901"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    engine = make_engine(f"sqlite:///{tmp_path}/t.sqlite")
+    from tuna.db import schema
+
+    schema.upgrade(engine)
+    make_jobs(engine, 1)
+    with exporter.server(Collector(engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+        thread.join()
+
+
+def _get(url: str) -> Any:
+    return urllib.request.urlopen(url)  # noqa: S310 (http, of our own server)
+
+
+def test_it_is_served_at_metrics_and_nowhere_else(served: str) -> None:
+    with _get(f"{served}/metrics") as answer:
+        assert answer.headers["Content-Type"] == exporter.CONTENT_TYPE
+        assert _read(answer.read().decode())['tuna_jobs{session="1",state="new"}'] == 10
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        _get(f"{served}/etc/passwd")
+
+
+def test_scrapes_at_once_all_get_the_same(served: str) -> None:
+    texts: list[str] = []
+
+    def scrape() -> None:
+        with _get(f"{served}/metrics") as answer:
+            texts.append(answer.read().decode())
+
+    threads = [threading.Thread(target=scrape) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+def test_an_address_that_cannot_be_used_is_one_sentence(served: str, tmp_path: Path) -> None:
+    collector = Collector(make_engine("sqlite://"), _settings(tmp_path, None))
+    with pytest.raises(ServiceError, match="already in use"):
+        exporter.server(collector, served.removeprefix("http://"))
+    for listen in ("9464", "localhost:http", "localhost:70000"):
+        with pytest.raises(BadInput, match="HOST:PORT"):
+            exporter.server(collector, listen)

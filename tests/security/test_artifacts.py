@@ -1,0 +1,71 @@
+"""The artifact store: names cannot leave its folder, and what is not what its name says is not handed out."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tuna import artifacts
+from tuna.artifacts import Artifacts
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
+    """A store in a folder, and one that is not on this machine."""
+    url = (tmp_path / "a").as_uri() if request.param == "file" else f"memory://{tmp_path.name}"
+    return Artifacts(url, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "..", "../" * 21 + "x", "/etc/passwd", "A" * 64, "0" * 63 + "/", "0" * 63 + "\0", "0" * 63 + "\n", "0" * 65,
+     "٠" * 64, "file:///etc/passwd", "http://127.0.0.1/" + "0" * 47],
+    ids=range(12),
+)  # fmt: skip
+def test_a_name_that_is_no_digest_names_nothing(store: Artifacts, name: str, tmp_path: Path) -> None:
+    for take in (store.get, store.path):
+        with pytest.raises(KeyError):
+            take(name)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_bytes_that_were_changed_are_not_handed_out(tmp_path: Path) -> None:
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "cache")
+    digest = store.put(b"code")
+    (tmp_path / "a" / digest[:2] / digest).write_bytes(b"evil")
+    for take in (store.get, store.path):
+        with pytest.raises(KeyError):
+            take(digest)
+
+
+def test_a_copy_that_was_changed_is_made_again(tmp_path: Path) -> None:
+    store = Artifacts("memory://copies", tmp_path / "cache")
+    digest = store.put(b"code")
+    store.path(digest).write_bytes(b"evil")
+    assert store.path(digest).read_bytes() == b"code"
+
+
+def test_a_huge_artifact_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "cache")
+    digest = hashlib.sha256(b"").hexdigest()
+    place = tmp_path / "a" / digest[:2] / digest
+    place.parent.mkdir(parents=True)
+    with open(place, "wb") as stream:
+        stream.truncate(artifacts.MAX_BYTES + 1)
+    with pytest.raises(KeyError):
+        store.get(digest)
+
+
+def test_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
+    from tuna.errors import ServiceError
+
+    for url in (
+        "nosuch://me:hunter2@host/store",
+        "sftp://me:hunter2@127.0.0.1:9/store",
+        "s3://me:hunter2@x/y?z=hunter2",
+    ):
+        with pytest.raises(ServiceError) as caught:
+            Artifacts(url, tmp_path)
+        assert "hunter2" not in str(caught.value)

@@ -1,0 +1,80 @@
+"""What other users of the machine can reach: nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from tuna.embedded_redis import EmbeddedRedis
+from tuna.settings import get_settings
+from tuna.workers.launch import LocalWorkers
+
+
+@pytest.fixture(params=["made by Tuna", "made before, open to all"])
+def any_home(
+    request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A TUNA_HOME under the most careless umask there is."""
+    before = os.umask(0)
+    if request.param == "made by Tuna":
+        home.rmdir()
+    else:
+        home.chmod(0o777)
+        (home / "run").mkdir()
+        (home / "run").chmod(0o777)
+    yield home
+    os.umask(before)
+
+
+def _open_to_others(home: Path) -> list[str]:
+    """What somebody else can open: neither closed itself nor in a closed folder."""
+    found = []
+    for path in home.rglob("*"):
+        way = [path, *(folder for folder in path.parents if folder == home or home in folder.parents)]
+        if all(part.lstat().st_mode & 0o007 for part in way):
+            found.append(f"{path.relative_to(home)} {stat.filemode(path.lstat().st_mode)}")
+    return found
+
+
+def test_database_sockets_and_logs_are_the_users_alone(any_home: Path, type_in: Callable[..., object]) -> None:
+    server = EmbeddedRedis(get_settings().run_dir)
+    server.acquire()
+    try:
+        assert type_in("tuna", "status").code == 0
+        workers = LocalWorkers(get_settings().home / "logs")
+        workers._log_dir.mkdir(mode=0o700)
+        kinds = {path.name for path in any_home.rglob("*")}
+        assert {"tuna.sqlite", "redis.lock", "redis.users"} <= kinds
+        assert [line for line in _open_to_others(any_home) if line.split()[0] not in ("run", "logs")] == []
+        for name in ("tuna.sqlite", "tuna.sqlite-wal"):
+            assert not (any_home / name).exists() or (any_home / name).stat().st_mode & 0o077 == 0
+        assert server.socket.stat().st_mode & 0o077 == 0
+        assert server.socket.parent.stat().st_mode & 0o077 == 0
+    finally:
+        server.release()
+
+
+def test_a_home_that_tuna_makes_is_closed_whoever_comes_first(home: Path) -> None:
+    home.rmdir()
+    server = EmbeddedRedis(get_settings().run_dir)
+    server.acquire()
+    server.release()
+    assert home.stat().st_mode & 0o077 == 0
+
+
+def test_the_embedded_redis_listens_on_no_port(home: Path) -> None:
+    server = EmbeddedRedis(get_settings().run_dir)
+    server.acquire()
+    try:
+        client = redis.Redis(unix_socket_path=str(server.socket))
+        process = psutil.Process(client.info()["process_id"])
+        assert client.config_get("port")["port"] == "0"
+        assert [item for item in process.net_connections("inet") if item.status == psutil.CONN_LISTEN] == []
+    finally:
+        server.release()

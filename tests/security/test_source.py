@@ -1,0 +1,153 @@
+"""What the source may not contain: ways to run code that came as data, and SQL put together from text."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_FOLDERS = ("tuna", "migrations", "scripts", "examples", "benchmarks")
+#: Modules that turn bytes into objects or code, or run text in a shell.
+_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"}
+_MODULES |= {"tarfile", "zipfile", "code", "codeop", "commands", "pty", "xmlrpc", "telnetlib"}
+_BUILTINS = {"eval", "exec", "compile", "__import__"}
+_CALLS = {
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "yaml.load",
+    "yaml.unsafe_load",
+}
+_CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
+#: Loads the C library that is loaded already, by its null name; a test below checks that.
+_OWN_LIBRARY = {"tuna/files.py", "tuna/workers/child.py", "tuna/workers/lifetime.py"}
+_SQL = {
+    "execute",
+    "executemany",
+    "executescript",
+    "exec_driver_sql",
+    "text",
+    "literal_column",
+    "DDL",
+    "scalar",
+    "scalars",
+}
+#: Statements put together from text, each from names that stand in the source.
+_JUSTIFIED = {
+    ("tuna/db/engine.py", "_prepare"),  # pragmas from a tuple in the line above
+    ("tuna/exports/sqlite_file.py", "create"),  # the same
+    ("tuna/exports/spool.py", "sort_rows"),  # names that the module makes itself
+}
+
+
+def _sources() -> list[Path]:
+    files = [path for folder in _FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    scripts = [path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]]
+    return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
+
+
+def _name(node: ast.expr) -> str:
+    """`os.system` of a call's function; empty for what is no plain name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([*([node.id] if isinstance(node, ast.Name) else [""]), *reversed(parts)])
+
+
+def _calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the name of the function that it stands in."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call):
+            yield where, node
+        yield from _calls(node, node.name if isinstance(node, ast.FunctionDef) else where)
+
+
+@functools.cache
+def _trees() -> list[tuple[str, ast.Module]]:
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_bytes())) for path in _sources()]
+
+
+def test_the_search_sees_the_whole_project() -> None:
+    assert len(_sources()) > 150
+
+
+def test_no_module_that_makes_objects_of_bytes_is_imported() -> None:
+    found = []
+    for file, tree in _trees():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [(file, name) for name in names if name.partition(".")[0] in _MODULES | {"yaml"}]
+    assert found == [], "nothing reads tar or zip files either: a reader of those needs tests of its own here"
+
+
+def test_no_text_is_run_as_code_or_by_a_shell() -> None:
+    found = []
+    for file, tree in _trees():
+        for _, call in _calls(tree):
+            name = _name(call.func)
+            shell = [k for k in call.keywords if k.arg == "shell" and not _is(k.value, False)]
+            if name == "ctypes.CDLL" and file in _OWN_LIBRARY and _is(call.args[0], None):
+                continue
+            if name in _BUILTINS | _CALLS or shell:
+                found.append((file, call.lineno, name))
+    assert found == []
+
+
+def test_yaml_is_read_without_making_objects() -> None:
+    for file, tree in _trees():
+        for _, call in _calls(tree):
+            if _name(call.func).endswith("YAML"):
+                assert [k.value.value for k in call.keywords if k.arg == "typ"] == ["safe"], file  # type: ignore[attr-defined]
+
+
+def _is(node: ast.expr, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def _built(node: ast.expr) -> bool:
+    """Whether the expression puts text together."""
+    if isinstance(node, ast.JoinedStr):
+        return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod):
+        return any(_texts(side) for side in (node.left, node.right))
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join")
+
+
+def _texts(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Constant) and isinstance(node.value, str)) or _built(node)
+
+
+def test_no_statement_is_put_together_where_it_runs() -> None:
+    found = set()
+    for file, tree in _trees():
+        for where, call in _calls(tree):
+            function = _name(call.func).rpartition(".")[2]
+            if function in _SQL and call.args and _built(call.args[0]):
+                found.add((file, where))
+    assert found == _JUSTIFIED
+
+
+def test_statements_that_are_put_together_beforehand_are_made_of_constants_of_their_module() -> None:
+    """`_SELECT = f"SELECT {', '.join(COLUMNS)} ..."` is fine where COLUMNS is a tuple of words."""
+    words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "CREATE ", "DROP ", "PRAGMA ")
+    found = set()
+    for file, tree in _trees():
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for function in functions if file.startswith(("tuna/", "migrations/")) else []:
+            for node in ast.walk(function):
+                first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else None
+                if isinstance(first, ast.Constant) and str(first.value).startswith(words):
+                    found.add((file, function.name))
+    assert found <= {*_JUSTIFIED, ("tuna/db/engine.py", "_sqlite_engine")}  # which is around _prepare
+
+
+@pytest.mark.parametrize("text", ["f'SELECT {x}'", "'a' + b", "'%s' % b", "'{}'.format(b)", "','.join(b)"])
+def test_the_search_knows_every_way_to_put_text_together(text: str) -> None:
+    assert _built(ast.parse(text, mode="eval").body)

@@ -1,0 +1,83 @@
+"""What `tuna worker` starts, when it starts it again, and the hooks around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuna.errors import BadInput, ServiceError
+from tuna.settings import Settings
+from tuna.workers import serve as serving
+from tuna.workers.discovery import Device, Kind
+from tuna.workers.hooks import run_hook
+from tuna.workers.serve import Restarts, device_specs, serve
+
+CARDS = [Device(Kind.AMD, "gfx942 x 304", index, node=None) for index in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "available_cpus", lambda: (0, 1, 2, 3))
+
+
+def test_a_worker_has_the_variables_of_its_device_and_a_core_of_its_own() -> None:
+    specs = device_specs(CARDS, "0,2", Settings(eval_cpus=""), {"COMMON": "x"})
+    assert [spec.title for spec in specs] == ["eval-0", "eval-2"]
+    assert [spec.env["ROCR_VISIBLE_DEVICES"] for spec in specs] == ["0", "2"]
+    assert {spec.env["COMMON"] for spec in specs} == {"x"}
+    assert len({spec.env["TUNA_EVAL_CPUS"] for spec in specs}) == 2
+
+
+def test_workers_of_another_command_have_other_cores() -> None:
+    every = {spec.title: spec.env for spec in device_specs(CARDS, "all", Settings(eval_cpus=""), {})}
+    for number in "012":
+        (alone,) = device_specs(CARDS, number, Settings(eval_cpus=""), {})
+        assert alone.env == every[f"eval-{number}"]
+
+
+def test_the_cpu_measures_on_the_cores_that_it_would_without_devices() -> None:
+    (spec,) = device_specs([Device(Kind.CPU, "CPU")], "all", Settings(eval_cpus="0"), {})
+    assert spec.env == {"TUNA_EVAL_CPUS": "0"}
+
+
+def test_an_eval_worker_has_one_process_and_a_compile_worker_no_device() -> None:
+    with pytest.raises(BadInput, match="one process"):
+        serve("eval", 2, settings=Settings())
+    with pytest.raises(BadInput, match="Only eval workers"):
+        serve("compile", devices="all", settings=Settings())
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up() -> None:
+    restarts = Restarts()
+    pauses = [restarts.pause_s(lived_s=1.0) for _ in range(7)]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None]
+
+
+def test_a_worker_that_had_recovered_is_started_again_soon() -> None:
+    restarts = Restarts()
+    for _ in range(6):
+        restarts.pause_s(lived_s=1.0)
+    assert restarts.pause_s(lived_s=3600.0) == 1.0
+
+
+def test_a_hook_sees_the_workers_variables() -> None:
+    run_hook("TUNA_BEFORE_WORKER", """sh -c 'test "$ROCR_VISIBLE_DEVICES" = 2'""", {"ROCR_VISIBLE_DEVICES": "2"})
+    run_hook("TUNA_BEFORE_WORKER", "", {})
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sh -c 'echo too hot; echo really >&2; exit 4'", "failed with exit code 4. too hot\nreally"),
+        ("sh -c 'echo wait; sleep 60'", "did not end within 0.2 s. wait"),
+        ("/nowhere/probe --all", "cannot be started: No such file or directory: /nowhere/probe"),
+    ],
+)
+def test_a_hook_that_fails_says_how(command: str, words: str) -> None:
+    with pytest.raises(ServiceError) as error:
+        run_hook("TUNA_BEFORE_WORKER", command, {}, limit_s=0.2 if "sleep" in command else 10)
+    assert str(error.value) == f"TUNA_BEFORE_WORKER {words}"
+
+
+def test_a_hook_with_an_open_quote_is_not_usable() -> None:
+    with pytest.raises(ValueError, match="No closing quotation"):
+        Settings(before_worker="probe 'all")

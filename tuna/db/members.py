@@ -1,0 +1,135 @@
+"""Tokens and the workers that joined with them, in SQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Environment, Token, Worker
+from tuna.db.types import utc_now
+from tuna.errors import NotFound
+
+#: States in which a worker has access; the others are `gone` and `revoked`.
+MEMBERS = ("active", "cordoned", "draining")
+
+
+@dataclass(frozen=True)
+class NewWorker:
+    """What is stored of a worker when it joins."""
+
+    name: str
+    role: str
+    host: str
+    device: str
+    environments: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    password: str  #: SHA-256 of it
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker that joined."""
+
+    name: str
+    role: str
+    host: str
+    device: str
+    environments: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    password: str
+    state: str
+    joined_at: datetime
+    seen_at: datetime
+
+
+def add_token(connection: sa.Connection, token_id: str, digest: str, role: str, expires_at: datetime) -> None:
+    """Store a new token."""
+    row = {"id": token_id, "digest": digest, "role": role, "created_at": utc_now(), "expires_at": expires_at}
+    connection.execute(sa.insert(Token).values(row))
+
+
+def tokens(connection: sa.Connection, *, only_open: bool = False) -> Sequence[Any]:
+    """Tokens, newest first; `only_open`: those that can still be used."""
+    query = sa.select(Token.id, Token.digest, Token.role, *_TOKEN_TIMES).order_by(Token.created_at.desc(), Token.id)
+    return connection.execute(query.where(_is_open()) if only_open else query).all()
+
+
+_TOKEN_TIMES = (Token.created_at, Token.expires_at, Token.used_at, Token.revoked_at)
+
+
+def _is_open() -> sa.ColumnElement[bool]:
+    return sa.and_(Token.used_at.is_(None), Token.revoked_at.is_(None), Token.expires_at > utc_now())
+
+
+def revoke_token(connection: sa.Connection, token_id: str) -> None:
+    """Make a token useless from now on; raises NotFound."""
+    update = sa.update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=utc_now())
+    if not connection.execute(update).rowcount:
+        raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: tuna token list")
+
+
+def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
+    """Use up the token and store the worker; False when somebody else was faster or it is no longer open."""
+    used = sa.update(Token).where(Token.id == token_id, _is_open()).values(used_at=utc_now())
+    if connection.execute(used).rowcount != 1:
+        return False
+    connection.execute(
+        sa.insert(Worker).values(
+            name=worker.name,
+            token_id=token_id,
+            password=worker.password,
+            role=worker.role,
+            host=worker.host,
+            device=worker.device,
+            environment=",".join(worker.environments),
+            toolchain=json.dumps(worker.toolchains),
+            state="active",
+            joined_at=utc_now(),
+            seen_at=utc_now(),
+        )
+    )
+    return True
+
+
+def members(connection: sa.Connection, *, everybody: bool = False) -> list[Member]:
+    """Workers that have access, by name; `everybody`: also those that are gone or revoked."""
+    query = sa.select(Worker.__table__).order_by(Worker.name)
+    rows = connection.execute(query if everybody else query.where(Worker.state.in_(MEMBERS))).all()
+    return [
+        Member(
+            row.name,
+            row.role,
+            row.host,
+            row.device,
+            tuple(filter(None, row.environment.split(","))),
+            tuple(json.loads(row.toolchain)),
+            row.password,
+            row.state,
+            row.joined_at,
+            row.seen_at,
+        )
+        for row in rows
+    ]
+
+
+def seen(connection: sa.Connection, names: Sequence[str]) -> None:
+    """These workers were heard of just now."""
+    connection.execute(sa.update(Worker).where(Worker.name.in_(names)).values(seen_at=utc_now()))
+
+
+def set_state(connection: sa.Connection, name: str, state: str) -> bool:
+    """Change the state of a worker that has access; False when there is none of that name. Nobody comes back."""
+    values: dict[str, Any] = {"state": state} | ({"revoked_at": utc_now()} if state == "revoked" else {})
+    update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(MEMBERS)).values(values)
+    return bool(connection.execute(update).rowcount)
+
+
+def known_environments(connection: sa.Connection) -> dict[str, str]:
+    """The toolchain of each environment that has a session, by key."""
+    rows = connection.execute(sa.select(Environment.key, Environment.toolchain)).all()
+    return {row.key: row.toolchain for row in rows}

@@ -1,0 +1,235 @@
+"""What each service is like, and what to change so that nothing is lost: the service part of `tuna doctor`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tuna.db.engine import reading
+from tuna.errors import ServiceError
+from tuna.pipeline import connection as services
+from tuna.settings import Settings
+
+#: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
+_MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
+_CLOCK_S = 2.0
+_COLLATION = "utf8mb4_bin"
+#: The largest kernels have some MiB.
+_PACKET_BYTES = 16 << 20
+_BROKER_WAIT_S = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. Not `ok`: something fails or would lose data; `warning`: it works, but see the hint."""
+
+    what: str
+    ok: bool
+    text: str
+    hint: str = ""
+    warning: bool = False
+
+
+def _judge(what: str, bad: bool, text: str, hint: str, *, warning: bool = False) -> Finding:
+    """`hint` where it is `bad`; a mere `warning` stays ok."""
+    return Finding(what, warning or not bad, text, hint if bad else "", warning and bad)
+
+
+def of_sql(engine: sa.Engine) -> Iterator[Finding]:
+    """A database with the current schema."""
+    from tuna.db import schema
+
+    where = engine.url.render_as_string(hide_password=True)
+    with reading(engine) as connection:
+        found = list((_of_sqlite if engine.dialect.name == "sqlite" else _of_mysql)(connection))
+    yield Finding("database", True, f"{where}, schema {schema.revision(engine)}")
+    yield from found
+    yield _table_rights(engine)
+
+
+def _of_sqlite(connection: sa.Connection) -> Iterator[Finding]:
+    version = connection.dialect.server_version_info or ()
+    yield _version("database version", "SQLite", version, _SQLITE)
+    mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+    # Without WAL (a network folder) readers and the drain shut each other out, and locks may not hold at all.
+    hint = "keep the file on a disk of this machine, not in a network folder"
+    yield _judge("database durability", mode not in ("wal", "memory"), f"journal_mode {mode}", hint)
+
+
+def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
+    maria = bool(getattr(connection.dialect, "is_mariadb", False))
+    version = getattr(connection.dialect, "_mariadb_normalized_version_info", None) or ()
+    version = version or connection.dialect.server_version_info or ()
+    name = "MariaDB" if maria else "MySQL"
+    yield _version("database version", name, version, _MARIADB if maria else _MYSQL)
+    known = {row[0].lower(): row[1] for row in connection.exec_driver_sql("SHOW VARIABLES")}
+    flush = str(known.get("innodb_flush_log_at_trx_commit"))
+    hint = "set innodb_flush_log_at_trx_commit = 1: a power cut loses results that Redis no longer has"
+    text = f"innodb_flush_log_at_trx_commit {flush}"
+    yield _judge("database durability", flush != "1", text, hint)
+    double = str(known.get("innodb_doublewrite", "ON"))
+    hint = "set innodb_doublewrite = ON: a power cut may tear pages"
+    yield _judge("database pages", double.upper() in ("OFF", "0"), f"innodb_doublewrite {double}", hint)
+    if str(known.get("log_bin")).upper() in ("ON", "1"):
+        sync = str(known.get("sync_binlog"))
+        hint = "set sync_binlog = 1: after a power cut the binary log, and what is restored from it, may lack commits"
+        yield _judge("database binary log", sync != "1", f"sync_binlog {sync}", hint, warning=True)
+    isolation = str(known.get("transaction_isolation") or known.get("tx_isolation"))
+    hint = "READ COMMITTED was asked for and not given: claims would block each other"
+    yield _judge("database isolation", isolation != "READ-COMMITTED", isolation, hint, warning=True)
+    yield _collation(connection)
+    packet = int(known.get("max_allowed_packet") or 0)
+    hint = "set max_allowed_packet = 256M: large kernels would not fit"
+    yield _judge(
+        "database packet", packet < _PACKET_BYTES, f"max_allowed_packet {packet >> 20} MiB", hint, warning=True
+    )
+    before = time.time()
+    now = float(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(6))").scalar_one())
+    yield _clock("database clock", now, before)
+    grants = [str(row[0]) for row in connection.exec_driver_sql("SHOW GRANTS")]
+    whole = [grant for grant in grants if " ON *.* " in grant and not grant.startswith("GRANT USAGE ")]
+    hint = "give Tuna a user that has rights on its own database only"
+    text = "more than Tuna needs" if whole else "on Tuna's database only"
+    yield _judge("database rights", bool(whole), text, hint, warning=True)
+
+
+def _collation(connection: sa.Connection) -> Finding:
+    rows = connection.exec_driver_sql(
+        "SELECT table_name, table_collation FROM information_schema.tables WHERE table_schema = DATABASE()"
+    )
+    other = sorted(str(name) for name, collation in rows if collation != _COLLATION and name != "alembic_version")
+    change = "; ".join(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4 COLLATE {_COLLATION}" for name in other)
+    hint = f"names A and a would be the same: SET foreign_key_checks = 0; {change}"
+    text = f"{', '.join(other)} differ" if other else _COLLATION
+    return _judge("database collation", bool(other), text, hint)
+
+
+def _table_rights(engine: sa.Engine) -> Finding:
+    table = sa.Table(f"tuna_doctor_{uuid.uuid4().hex[:8]}", sa.MetaData(), sa.Column("id", sa.Integer))
+    try:
+        with engine.begin() as connection:
+            table.create(connection)
+            table.drop(connection)
+    except DBAPIError as error:
+        text = f"cannot create a table: {str(error.orig).splitlines()[0]}"
+        return Finding("database tables", True, text, "`tuna db upgrade` needs a user who can", warning=True)
+    return Finding("database tables", True, "can be created")
+
+
+def of_redis(settings: Settings) -> Iterator[Finding]:
+    """The Redis of results and leases, embedded or not."""
+    client: Any = services.connect(settings)
+    embedded = settings.redis_url is None and services.uses_embedded(settings)
+    before = time.time()
+    seconds, micros = client.time()
+    info = client.info()
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
+    yield _version("redis", "embedded Redis" if embedded else "Redis", version, _REDIS)
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    hint = "set maxmemory-policy noeviction: a full Redis would forget results and leases"
+    yield _judge("redis memory", policy != "noeviction", f"maxmemory-policy {policy}", hint)
+    if not embedded:
+        yield _append_only(client, info)
+        yield _clock("redis clock", seconds + micros / 1e6, before)
+        yield _guard(client, services.redis_url(settings))
+    yield _redis_rights(client)
+
+
+def _append_only(client: Any, info: dict[str, Any]) -> Finding:
+    hint = (
+        "set appendonly yes, appendfsync everysec: else what is queued and not yet drained is done again after a crash"
+    )
+    if not int(info.get("aof_enabled", 0)):
+        return _judge("redis durability", True, "appendonly no", hint, warning=True)
+    sync = _configured(client, "appendfsync")
+    text = f"appendonly yes, appendfsync {sync or 'not to be seen by this user'}"
+    return _judge("redis durability", sync == "no", text, hint, warning=True)
+
+
+def _configured(client: Any, name: str) -> str | None:
+    """A setting of the server; None when this user may not ask, which is as it should be."""
+    try:
+        return str(client.config_get(name).get(name))
+    except redis.ResponseError:
+        return None
+
+
+def _guard(client: Any, url: str) -> Finding:
+    """Whether there is a password, and whether the user could do more than Tuna needs."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not parts.password:
+        return _judge("redis rights", True, "no password", "set one: docker/redis-start shows how", warning=True)
+    administers = _configured(client, "maxmemory") is not None
+    hint = "docker/redis-start has a user with no more rights than Tuna needs"
+    text = "may administer the server" if administers else "no right to administer"
+    return _judge("redis rights", administers, text, hint, warning=True)
+
+
+def _redis_rights(client: Any) -> Finding:
+    """Streams, scripts, expiry: with a key of its own that is removed again."""
+    key = f"tuna:{{doctor-{uuid.uuid4().hex}}}:results"
+    try:
+        client.xadd(key, {"r": "doctor"}, maxlen=1)
+        client.eval("return redis.call('XLEN', KEYS[1])", 1, key)
+        client.pexpire(key, 60_000)
+        client.delete(key)
+    except redis.ResponseError as error:
+        return Finding("redis stream", False, str(error), "docker/redis-start has the rights that Tuna needs")
+    return Finding("redis stream", True, "can be written, scripts run")
+
+
+def of_broker(settings: Settings) -> Iterator[Finding]:
+    """A broker that is not the Redis of results."""
+    from kombu import Connection
+
+    url = services.broker_url(settings)
+    parts = urlsplit(url)
+    where = f"{parts.scheme} at {parts.hostname or 'localhost'}"
+    with Connection(url, connect_timeout=_BROKER_WAIT_S) as connection:
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=_BROKER_WAIT_S)
+        except Exception as error:  # each transport has errors of its own
+            raise ServiceError(f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL") from None
+        transport: Any = connection.connection
+        said = getattr(transport, "server_properties", {})
+    name, version = str(said.get("product", parts.scheme)), str(said.get("version", ""))
+    if name == "RabbitMQ":
+        yield _version("broker", name, tuple(int(part) for part in version.split("-")[0].split(".")[:3]), _RABBITMQ)
+    else:
+        yield Finding("broker", True, f"{where} {version}".strip())
+
+
+def of_artifacts(settings: Settings) -> Iterator[Finding]:
+    """The store of compiled code."""
+    from tuna.artifacts import Artifacts
+
+    store = Artifacts.from_settings(settings)
+    data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same each time, so that a store does not fill with them
+    started = time.monotonic()
+    digest = store.put(data)
+    ok = store.get(digest) == data
+    store.release([digest])
+    text = f"can be written and read, {1000 * (time.monotonic() - started):.0f} ms"
+    yield Finding("artifacts", ok, text if ok else "what is read is not what was written")
+
+
+def _version(what: str, name: str, found: tuple[Any, ...], least: tuple[int, ...]) -> Finding:
+    numbers = tuple(part for part in found if isinstance(part, int))
+    old = numbers[: len(least)] < least
+    needed = ".".join(map(str, least))
+    return _judge(what, old, f"{name} {'.'.join(map(str, numbers[:3]))}", f"Tuna needs {name} {needed} or newer")
+
+
+def _clock(what: str, there: float, before: float) -> Finding:
+    """Against the middle of the time that the question took."""
+    ahead_s = there - (before + time.time()) / 2
+    text = f"{ahead_s:+.1f} s against this machine"
+    return _judge(what, abs(ahead_s) >= _CLOCK_S, text, "set the clocks by NTP", warning=True)

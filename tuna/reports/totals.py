@@ -1,0 +1,232 @@
+"""Sums over all step results and trials that are kept up to date: each look reads only what came since the last one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Job, StepResult, Trial
+
+#: Rows summed up by one statement.
+_CHUNK = 50_000
+#: The newest rows are summed up anew each time: ids are given before the commit, so an earlier one may yet appear.
+_UNSETTLED = 20_000
+
+
+@dataclass(frozen=True)
+class Key:
+    """What step results are grouped by."""
+
+    session_id: int
+    device: str  #: empty for a step on a CPU
+    worker: str  #: empty for an attempt whose worker was lost
+    cause: str | None
+
+
+@dataclass
+class Sum:
+    """Step results of one key."""
+
+    attempts: int = 0
+    busy_s: float = 0.0
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def add(self, attempts: int, busy_s: float, first: datetime | None, last: datetime | None) -> None:
+        """Count more of them."""
+        self.attempts += attempts
+        self.busy_s += busy_s
+        self.first = min((moment for moment in (self.first, first) if moment), default=None)
+        self.last = max((moment for moment in (self.last, last) if moment), default=None)
+
+    @property
+    def span_s(self) -> float:
+        """From the first start to the last end."""
+        return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
+
+
+@dataclass(frozen=True)
+class SessionTotals:
+    """What one session has cost so far; times are in seconds."""
+
+    attempts: int
+    drained: int  #: attempts that a worker reported
+    trials: int
+    causes: dict[str, int]
+    wall_s: float  #: first start to last end
+    device_s: float
+    devices: int
+    cpu_s: float
+    processes: int  #: most compile processes at one time
+    idle_share: float | None  #: of the devices, each from its first to its last measurement
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No schedule on these devices and processes is shorter: the busier of the two kinds, evenly spread."""
+        return max(self.device_s / max(1, self.devices), self.cpu_s / max(1, self.processes))
+
+    @property
+    def efficiency(self) -> float | None:
+        """Lower bound over wall time: 1 when the busier kind of resource never waited."""
+        return min(1.0, self.lower_bound_s / self.wall_s) if self.wall_s and self.lower_bound_s else None
+
+
+class Totals:
+    """Sums by session; one instance belongs to one thread at a time."""
+
+    def __init__(self, *, trials: bool) -> None:
+        """`trials`: count those too."""
+        self._steps = _Running(StepResult.__table__, _STEPS, _add_steps)
+        self._trials = _Running(Trial.__table__, _TRIALS, _add_trials) if trials else None
+
+    def advance(self, connection: sa.Connection, budget_s: float) -> bool:
+        """Read what is new, for about `budget_s` seconds; False if there is more, and the sums are not yet whole."""
+        deadline = time.monotonic() + budget_s
+        done = self._steps.advance(connection, deadline)
+        return (self._trials is None or self._trials.advance(connection, deadline)) and done
+
+    @property
+    def share(self) -> float:
+        """How much of the step results is read."""
+        return self._steps.share
+
+    def sessions(self) -> dict[int, SessionTotals]:
+        """The sums of every session that has any."""
+        grouped: dict[int, list[tuple[Key, Sum]]] = defaultdict(list)
+        for key, total in self._steps.sums().items():
+            grouped[key.session_id].append((key, total))
+        trials = self._trials.sums() if self._trials else {}
+        return {
+            number: _of_session(grouped.get(number, []), trials[number].attempts if number in trials else 0)
+            for number in sorted(grouped.keys() | trials.keys())
+        }
+
+
+class _Running:
+    """The sums over one table, in the order of its ids."""
+
+    def __init__(self, table: Any, statement: sa.Executable, add: Any) -> None:
+        self._newest = sa.select(sa.func.max(table.c.id))
+        self._statement = statement
+        self._add = add
+        self._settled_to = self._high = 0
+        self._settled: dict[Any, Sum] = defaultdict(Sum)
+        self._tail: dict[Any, Sum] = {}
+
+    @property
+    def share(self) -> float:
+        return self._settled_to / self._high if self._high > _UNSETTLED else 1.0
+
+    def advance(self, connection: sa.Connection, deadline: float) -> bool:
+        self._high = connection.execute(self._newest).scalar() or 0
+        settle_to = max(self._settled_to, self._high - _UNSETTLED)
+        while self._settled_to < settle_to:
+            to = min(self._settled_to + _CHUNK, settle_to)
+            self._read(connection, self._settled, self._settled_to, to)
+            self._settled_to = to
+            if time.monotonic() > deadline and to < settle_to:
+                return False
+        tail: dict[Any, Sum] = defaultdict(Sum)
+        self._read(connection, tail, settle_to, self._high)
+        self._tail = tail
+        return True
+
+    def _read(self, connection: sa.Connection, sums: dict[Any, Sum], low: int, high: int) -> None:
+        for row in connection.execute(self._statement, {"low": low, "high": high}):
+            self._add(sums, row)
+
+    def sums(self) -> dict[Any, Sum]:
+        both: dict[Any, Sum] = defaultdict(Sum)
+        for part in (self._settled, self._tail):
+            for key, total in part.items():
+                both[key].add(total.attempts, total.busy_s, total.first, total.last)
+        return both
+
+
+def _range(table: Any) -> sa.ColumnElement[bool]:
+    """A range of the primary key; the job's gives the session."""
+    condition: sa.ColumnElement[bool] = sa.and_(table.id > sa.bindparam("low"), table.id <= sa.bindparam("high"))
+    return condition
+
+
+_STEPS = (
+    sa.select(
+        Job.session_id,
+        StepResult.device,
+        StepResult.worker,
+        StepResult.cause,
+        sa.func.count(),
+        sa.func.sum(StepResult.busy_s),
+        sa.func.min(StepResult.started_at),
+        sa.func.max(StepResult.ended_at),
+    )
+    .select_from(StepResult)
+    .join(Job, Job.id == StepResult.job_id)
+    .where(_range(StepResult))
+    .group_by(Job.session_id, StepResult.device, StepResult.worker, StepResult.cause)
+)
+_TRIALS = (
+    sa.select(Job.session_id, sa.func.count())
+    .select_from(Trial)
+    .join(Job, Job.id == Trial.job_id)
+    .where(_range(Trial))
+    .group_by(Job.session_id)
+)
+
+
+def _add_steps(sums: dict[Any, Sum], row: Any) -> None:
+    session_id, device, worker, cause, attempts, busy_s, first, last = row
+    sums[Key(session_id, device, worker, cause)].add(attempts, busy_s or 0.0, first, last)
+
+
+def _add_trials(sums: dict[Any, Sum], row: Any) -> None:
+    sums[row[0]].add(row[1], 0.0, None, None)
+
+
+def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:
+    whole, causes = Sum(), Counter[str]()
+    devices: dict[str, Sum] = defaultdict(Sum)
+    processes: dict[str, Sum] = defaultdict(Sum)
+    drained = 0
+    for key, part in parts:
+        facts = (part.attempts, part.busy_s, part.first, part.last)
+        whole.add(*facts)
+        if key.cause is not None:
+            causes[key.cause] += part.attempts
+        if not key.worker:
+            continue
+        drained += part.attempts
+        (devices[key.device] if key.device else processes[key.worker]).add(*facts)
+    span_s = sum(device.span_s for device in devices.values())
+    used_s = sum(min(device.busy_s, device.span_s) for device in devices.values())
+    return SessionTotals(
+        attempts=whole.attempts,
+        drained=drained,
+        trials=trials,
+        causes=dict(sorted(causes.items())),
+        wall_s=whole.span_s,
+        device_s=sum(device.busy_s for device in devices.values()),
+        devices=len(devices),
+        cpu_s=sum(process.busy_s for process in processes.values()),
+        processes=most_at_once(processes.values()),
+        idle_share=1 - used_s / span_s if span_s > 0 else None,
+    )
+
+
+def most_at_once(spans: Iterable[Sum]) -> int:
+    """How many of the spans overlap at most: a process that was replaced by another counts once with it."""
+    ends: list[tuple[datetime, int]] = []
+    for span in spans:
+        if span.first and span.last:
+            ends += [(span.first, 1), (span.last, -1)]
+    now = most = 0
+    for _, change in sorted(ends):
+        now += change
+        most = max(most, now)
+    return max(most, 1) if ends else 0

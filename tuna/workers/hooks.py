@@ -1,0 +1,41 @@
+"""Command lines that a machine's owner has run around a worker: a power cycle, a health probe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+from tuna.errors import ServiceError
+
+#: A node may have to boot its device anew.
+LIMIT_S = 600.0
+_TAIL_CHARS = 2000
+
+
+def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
+    """Run the `command` that `setting` holds, if any, with `env` over our own; raises ServiceError with its output."""
+    if not command:
+        return
+    try:
+        done = subprocess.run(
+            shlex.split(command),
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            start_new_session=True,  # Ctrl-C is for us: a power cycle is not to be cut in half
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"{setting} did not end within {limit_s:g} s. {_tail(error.stdout)}") from None
+    except OSError as error:
+        raise ServiceError(f"{setting} cannot be started: {error.strerror}: {error.filename}") from None
+    if done.returncode:
+        raise ServiceError(f"{setting} failed with exit code {done.returncode}. {_tail(done.stdout)}")
+
+
+def _tail(output: bytes | None) -> str:
+    return (output or b"").decode(errors="replace").strip()[-_TAIL_CHARS:]

@@ -1,0 +1,199 @@
+"""`tuna worker`: keeps this machine's workers running, one for each device, and ends them when it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from tuna import logs
+from tuna.errors import BadInput, ServiceError
+from tuna.settings import Settings, get_settings
+from tuna.workers import cores, discovery
+from tuna.workers.devices import available_cpus, eval_cpus
+from tuna.workers.discovery import Device, Kind
+from tuna.workers.hooks import run_hook
+from tuna.workers.launch import WorkerSpec, worker_command
+from tuna.workers.lifetime import ONCE, SESSION, WITH_PARENT
+
+log = structlog.get_logger(__name__)
+
+#: What a worker has, beyond its own bound, to end in.
+_MARGIN_S = 5.0
+_TICK_S = 0.2
+#: Pauses before a worker that died is started again; after the last one it is given up.
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+#: A worker that has lived this long has recovered from what killed it before.
+_RECOVERED_S = 600.0
+#: Exit codes of a worker that said why it cannot work here: bad input, database, library missing, no space.
+_REFUSALS = frozenset({2, 3, 4, 6, 8})
+
+
+def serve(
+    queue: str,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    session: str = "",
+    once: bool = False,
+    settings: Settings | None = None,
+) -> int:
+    """Run the workers that `tuna worker` was asked for until they have ended; returns the exit code.
+
+    `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees. `session`: what
+    `pipeline.fitness.session_text` says about the only session to work for. Call it in the main thread.
+    """
+    settings = settings or get_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    if queue == "eval" and processes != 1:
+        raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
+    if queue != "eval" and devices is not None:
+        raise BadInput("Only eval workers have devices.", hint="leave out --devices")
+    common = {**({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
+    if devices is None:
+        specs = [WorkerSpec(queue, processes, env=common)]
+    else:
+        specs = device_specs(discovery.discover(), devices, settings, common)
+    return Keepers(specs, settings).run()
+
+
+def device_specs(
+    found: Sequence[Device], chosen: str, settings: Settings, common: Mapping[str, str]
+) -> list[WorkerSpec]:
+    """An eval worker for each chosen device, with the variables that give it this device and its own cores.
+
+    The cores are dealt to all devices that are there, so that a worker started for another one has others.
+    """
+    numbers = discovery.choose(found, chosen)
+    if any(device.kind is Kind.CPU for device in found):
+        shares = [eval_cpus(settings)] * len(found)
+    else:
+        usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
+        each = None if settings.eval_cpus else 1
+        shares = cores.deal([device.node for device in found], cores.read_places(usable), each=each)
+    return [
+        WorkerSpec(
+            "eval",
+            name=f"eval-{number}",
+            env={**common, **found[number].variables(), "TUNA_EVAL_CPUS": ",".join(map(str, shares[number]))},
+        )
+        for number in numbers
+    ]
+
+
+class Restarts:
+    """When a worker that died by itself is started again."""
+
+    def __init__(self) -> None:
+        self._died = 0
+
+    def pause_s(self, lived_s: float) -> float | None:
+        """Seconds to wait first, longer each time; None: give it up."""
+        self._died = 0 if lived_s >= _RECOVERED_S else self._died
+        self._died += 1
+        return _PAUSES_S[self._died - 1] if self._died <= len(_PAUSES_S) else None
+
+
+class Keepers:
+    """A thread for each worker that starts it, and starts it again; the main thread takes the signals."""
+
+    def __init__(self, specs: Sequence[WorkerSpec], settings: Settings) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._kill_at = self._leave_at = float("inf")
+        self._lock = threading.Lock()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._codes: dict[str, int] = {}
+        self._threads = [
+            threading.Thread(target=self._keep, args=(spec,), name=spec.title, daemon=True) for spec in specs
+        ]
+
+    def run(self) -> int:
+        """Until every worker has ended; the highest of their exit codes."""
+        before = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for thread in self._threads:
+                thread.start()
+            while any(thread.is_alive() for thread in self._threads) and time.monotonic() < self._leave_at:
+                for thread in self._threads:
+                    thread.join(_TICK_S)
+                if time.monotonic() >= self._kill_at:
+                    self._kill()
+        finally:
+            self._kill()  # none is left, unless something here has failed
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return max(self._codes.values(), default=0)
+
+    def _asked(self, *_: Any) -> None:
+        """First: end warmly; again: at once, hooks included. The workers make the same of SIGTERM."""
+        if self._stop.is_set():
+            self._kill_at = self._leave_at = time.monotonic() + _MARGIN_S
+        else:
+            self._kill_at = time.monotonic() + self._settings.shutdown_s + _MARGIN_S
+        self._stop.set()
+        for process in list(self._running.values()):
+            _send(process, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for process in list(self._running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _keep(self, spec: WorkerSpec) -> None:
+        restarts = Restarts()
+        first = True
+        while not self._stop.is_set():
+            started_at = time.monotonic()
+            try:
+                code = self._live(spec)
+            except ServiceError as error:
+                log.error(f"the worker is not started: {error}", worker=spec.title)
+                self._codes[spec.title] = error.exit_code
+                return
+            self._codes[spec.title] = 0 if self._stop.is_set() else max(code, 1 if code else 0)
+            final = code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
+            if final or self._stop.is_set():
+                return
+            first = False
+            pause_s = restarts.pause_s(time.monotonic() - started_at)
+            if pause_s is None:
+                log.error("the worker died too often and is given up", worker=spec.title, exit_code=code)
+                return
+            log.error("the worker died and is started again", worker=spec.title, exit_code=code, pause_s=pause_s)
+            self._stop.wait(pause_s)
+
+    def _live(self, spec: WorkerSpec) -> int:
+        """One life of a worker, between its hooks; returns its exit code."""
+        run_hook("TUNA_BEFORE_WORKER", self._settings.before_worker, spec.env)
+        with self._lock:
+            if self._stop.is_set():
+                return 0
+            process = subprocess.Popen(
+                worker_command(spec),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **spec.env, WITH_PARENT: "1"},
+                start_new_session=True,  # Ctrl-C reaches us alone; we pass it on
+            )
+            self._running[spec.title] = process
+        if self._stop.is_set():  # the signal came while the process was being made
+            _send(process, signal.SIGTERM)
+        code = process.wait()
+        del self._running[spec.title]
+        try:
+            run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, spec.env)
+        except ServiceError as error:
+            log.error(str(error), worker=spec.title)
+        return code
+
+
+def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
