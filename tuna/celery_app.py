@@ -54,6 +54,7 @@ def _make() -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=True,
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,  # a broker may be away for a night
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes
+from services import PORT, rabbitmq_at, redis_at
 
 from tuna.db.engine import writing
 from tuna.db.models import Job
@@ -71,6 +73,30 @@ def test_a_wiped_redis_costs_only_the_work_in_flight(
     redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir))).flushall()
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
     assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
+    engine: sa.Engine,
+    processes: Processes,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with redis_at("127.0.0.73"), rabbitmq_at("127.0.0.74", "tuna", "user", "password", tmp_path / "rabbitmq"):
+        monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://user:password@127.0.0.74:{PORT}/tuna")
+        monkeypatch.setenv("TUNA_REDIS_URL", f"redis://127.0.0.73:{PORT}/0")
+        get_settings.cache_clear()
+        make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
+        running = {name: processes.worker(name) for name in ("compile", "eval")}
+        enqueuer = processes.enqueuer()
+        eventually(lambda: states(engine).get("evaluated"), 60)
+        processes.kill(running["eval"])
+        processes.worker("eval")
+        assert enqueuer.wait(90) == 0
+        assert states(engine) == {"evaluated": 120}
+        assert {count for *_, count in accepted(engine)} == {1}
+        assert trials(engine) == 120
+        processes.kill_all()
 
 
 def test_another_environments_work_is_left_for_those_who_have_it(
