@@ -61,7 +61,6 @@ class Cluster:
         self._started_at: dict[str, float] = {}
         self._due: set[str] = set()  # to be started as soon as Redis and MariaDB are back
         self._artifacts = folder / "artifacts"
-        self.store = "a folder replaced by a file"  #: how the artifact store is made full
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))},
@@ -84,8 +83,7 @@ class Cluster:
         (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
         self.log.touch()
         try:
-            if _mount(self._artifacts):
-                self.store = f"a tmpfs of {_STORE_BYTES >> 20} MiB"
+            _mount(self._artifacts)
             self._install_mariadb()
             self.start("redis")
             self.start("mariadb")
@@ -102,7 +100,7 @@ class Cluster:
             process.wait(_START_S)
         if self._artifacts.is_mount():
             _libc().umount2(os.fsencode(self._artifacts), 2)  # MNT_DETACH
-        for name in ("data", "artifacts", "artifacts.away", "redis", "tmp"):
+        for name in ("data", "artifacts", "redis", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -160,25 +158,20 @@ class Cluster:
         except redis.ConnectionError:
             return False
 
-    def fill_artifacts(self) -> None:
-        """Leave no room in the artifact store."""
+    def fill_artifacts(self) -> bool:
+        """Leave no room in the artifact store; False where it is not on a file system of its own."""
         if not self._artifacts.is_mount():
-            self._artifacts.rename(self.folder / "artifacts.away")
-            self._artifacts.touch()
-            return
+            return False
         with open(self._artifacts / "ballast", "wb", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12):
                 with contextlib.suppress(_NoSpace):
                     while True:
                         _write(ballast.fileno(), bytes(size))
+        return True
 
     def empty_artifacts(self) -> None:
         """Make room again."""
-        if not self._artifacts.is_mount():
-            self._artifacts.unlink()
-            (self.folder / "artifacts.away").rename(self._artifacts)
-            return
-        (self._artifacts / "ballast").unlink()
+        (self._artifacts / "ballast").unlink(missing_ok=True)
 
     def step_clock(self, name: str, seconds: float) -> None:
         """Put the wall clock of a worker off by so much."""
@@ -297,13 +290,9 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _mount(place: Path) -> bool:
-    """A small tmpfs at `place` that only this process and its children see, so that it goes with them.
-
-    False when this user may not mount.
-    """
+def _mount(place: Path) -> None:
+    """A small tmpfs at `place`, if we may, that only this process and its children see, so that it goes with them."""
     new_namespace, private = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
     libc = _libc()
-    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
-        return False
-    return bool(libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode()) == 0)
+    if libc.unshare(new_namespace) == 0 and libc.mount(b"none", b"/", None, private, None) == 0:
+        libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode())
