@@ -51,7 +51,8 @@ def _make() -> Celery:
         task_acks_late=True,
         task_reject_on_worker_lost=False,  # the lease brings the work back, and counts the attempt
         worker_prefetch_multiplier=1,
-        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease says whose a chunk is
+        worker_consumer="tuna.pipeline.consumer:Consumer",
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # a broker may be away for a night
