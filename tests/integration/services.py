@@ -72,7 +72,7 @@ def rabbitmq_at(address: str, vhost: str, user: str, password: str, folder: Path
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
         "RABBITMQ_PID_FILE": str(folder / "pid"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_DIST_PORT": "25999",
+        "RABBITMQ_DIST_PORT": str(25000 + os.getpid() % 1000),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
     }
     try:
