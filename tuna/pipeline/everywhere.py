@@ -47,20 +47,14 @@ def execute(command: str, settings: Settings) -> list[Answer]:
             connection.ensure_connection(max_retries=1, timeout=_ANSWER_S)
         except OperationalError as error:
             raise ServiceError(f"The broker cannot be used: {error}.", hint="run: tuna doctor") from None
-        workers = list(app.control.inspect(timeout=_ANSWER_S, connection=connection).ping() or {})
-        answers = [Answer(host=socket.gethostname(), **run_here(words))]
-        if workers:
-            replies = app.control.broadcast(
-                CONTROL,
-                {"words": words},
-                destination=workers,
-                reply=True,
-                timeout=LIMIT_S + 5,
-                limit=len(workers),
-                connection=connection,
-            )
-            found = {name: said for reply in replies for name, said in reply.items()}
-            answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+    workers = list(app.control.inspect(timeout=_ANSWER_S).ping() or {})
+    answers = [Answer(host=socket.gethostname(), **run_here(words))]
+    if workers:
+        replies = app.control.broadcast(
+            CONTROL, {"words": words}, destination=workers, reply=True, timeout=LIMIT_S + 5, limit=len(workers)
+        )
+        found = {name: said for reply in replies for name, said in reply.items()}
+        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
     return answers
 
 
