@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -24,6 +25,10 @@ from tuna.settings import get_settings
 from tuna.testing.rocm import install
 
 _START_S = 60.0
+
+# A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
