@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Outcome
+from benchmarks.servers import peak_mib
 
 BUDGET_S = 30.0
 BUDGET_MEMORY_RATIO = 1.3
@@ -97,14 +98,8 @@ def _child(what: str, database: str, directory: str) -> int:
         with reading(make_engine(f"sqlite:///{database}")) as connection:
             entries = export(connection, 1, Form(what), Path(directory)).entries
     seconds = time.perf_counter() - started
-    print(json.dumps({"s": seconds, "mib": _peak_mib(), "entries": entries}))
+    print(json.dumps({"s": seconds, "mib": peak_mib(), "entries": entries}))
     return 0
-
-
-def _peak_mib() -> float:
-    # Not getrusage: its peak starts with that of the process that started this one.
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def _dump(database: Path, directory: Path) -> None:

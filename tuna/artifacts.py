@@ -8,10 +8,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-import redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
-
+from tuna import redis_client
 from tuna.artifact_files import MAX_BYTES as MAX_BYTES
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
@@ -48,10 +45,8 @@ class Artifacts:
         shared = settings.redis_url or settings.broker_url
         url = shared.get_secret_value() if shared else ""
         if settings.artifacts_url is None and url.startswith(("redis:", "rediss:", "unix:")):
-            client: redis.Redis = redis.Redis.from_url(
-                url, socket_connect_timeout=5, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
-            )
-            return cls(RedisFiles(client, namespace, settings.artifacts_mib << 20), cache, bytes.fromhex(own))
+            files = RedisFiles(redis_client.patient(url), namespace, settings.artifacts_mib << 20)
+            return cls(files, cache, bytes.fromhex(own))
         return cls(settings.artifacts_url or (settings.home / "artifacts").as_uri(), cache, bytes.fromhex(own))
 
     def put(self, data: bytes) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 
 import structlog
 
-FORMATS = ("text", "json")
-
 
 def configure(level: str, form: str, path: str | None = None) -> None:
     """Send every log of this process, structlog's and others', to stderr or to `path`."""

@@ -14,7 +14,7 @@ from shared_data import shared_data
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line, problem_key
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.base import Cause
+from tuna.libraries.base import Cause, canonical_name
 from tuna.libraries.miopen import answers, kernels, names, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.kernels import BadKernel
@@ -118,7 +118,7 @@ def test_the_algorithm_of_every_solver_is_told_from_its_name() -> None:
 
 
 def test_names_with_commas_are_those_with_hyphens() -> None:
-    assert names.canonical("ConvWinograd3x3MultipassWrW<3, 4>") == "ConvWinograd3x3MultipassWrW<3-4>"
+    assert canonical_name("ConvWinograd3x3MultipassWrW<3, 4>") == "ConvWinograd3x3MultipassWrW<3-4>"
 
 
 def kernel_objects(found: Any) -> Iterator[dict[str, Any]]:

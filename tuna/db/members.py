@@ -32,16 +32,9 @@ class NewWorker:
 
 
 @dataclass(frozen=True)
-class Member:
+class Member(NewWorker):
     """A worker that joined."""
 
-    name: str
-    role: str
-    host: str
-    device: str
-    environments: tuple[str, ...]
-    toolchains: tuple[str, ...]
-    password: str
     state: str
     joined_at: datetime
     seen_at: datetime

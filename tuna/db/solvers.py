@@ -14,7 +14,7 @@ from tuna.db.engine import reading, retrying, writing
 from tuna.db.models import SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.base import Library
+from tuna.libraries.base import Library, canonical_name
 
 _BATCH = 5000
 
@@ -82,11 +82,6 @@ def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
             f"The solvers of {library} are not known yet.", hint=f"run: ./go_fish.py {library} --update_solvers"
         )
     return found
-
-
-def canonical_name(name: str) -> str:
-    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
-    return name.strip().replace(", ", "-").replace(",", "-")
 
 
 def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = ()) -> dict[str, int]:

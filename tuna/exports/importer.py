@@ -17,7 +17,6 @@ from tuna.configs.problem_key import NoKey, PerfKey
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, Solver
-from tuna.db.solvers import canonical_name
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.exports import find_db
@@ -25,6 +24,7 @@ from tuna.exports.database_file import Kind, kind_of, read_perf
 from tuna.exports.find_db import FindRecord
 from tuna.exports.intake import Batch, ImportReport, Task
 from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.base import canonical_name
 
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 

@@ -14,9 +14,9 @@ from tuna.configs import ConvConfig
 from tuna.db import configs
 from tuna.db.engine import retrying, writing
 from tuna.db.models import FindDb
-from tuna.db.solvers import canonical_name
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
+from tuna.libraries.base import canonical_name
 
 #: Problems in one transaction: few enough that others, who wait, do not notice.
 _BATCH = 1000

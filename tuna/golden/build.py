@@ -19,7 +19,6 @@ from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
 from tuna.golden.results import Wanted
 from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
 
-_KEY = ("arch", "num_cu", "config_id", "solver_id")
 _COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
 
 
@@ -249,7 +248,7 @@ def _add_base(connection: sa.Connection, golden_id: int, base: sa.Subquery) -> i
 
 
 def _same(entry: Any, other: Any) -> sa.ColumnElement[bool]:
-    return sa.and_(*(getattr(entry, name) == other[name] for name in _KEY))
+    return sa.and_(*(getattr(entry, name) == other[name] for name in entries.KEY))
 
 
 def _as_entries(golden_id: int, rows: sa.Subquery) -> sa.Select[Any]:

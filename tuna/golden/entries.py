@@ -16,6 +16,8 @@ from tuna.golden.results import Wanted
 from tuna.golden.versions import Version
 
 _IDS_AT_ONCE = 500
+#: Columns of golden_entry by which a version has a result once.
+KEY = ("arch", "num_cu", "config_id", "solver_id")
 
 
 @dataclass(frozen=True)

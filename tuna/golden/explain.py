@@ -110,7 +110,7 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
     if subject.base_version is not None:
         older = {one.version: one for one in of_library(connection, subject.library)}[subject.base_version]
         entry, base = aliased(GoldenEntry), aliased(GoldenEntry)
-        same = [getattr(entry, name) == getattr(base, name) for name in ("arch", "num_cu", "config_id", "solver_id")]
+        same = [getattr(entry, name) == getattr(base, name) for name in entries.KEY]
         query = sa.select(entry.id, base.id.label("before")).join(base, sa.and_(base.golden_id == older.id, *same))
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
         found |= entries.read(connection, entries.of_version(older), before.values())

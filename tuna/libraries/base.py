@@ -293,6 +293,11 @@ class Library(ABC):
         raise NotFound(f"{self.name} has no step {name!r}.", hint=f"steps: {', '.join(s.name for s in self.steps)}")
 
 
+def canonical_name(solver: str) -> str:
+    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
+    return solver.strip().replace(", ", "-").replace(",", "-")
+
+
 def result_of(item: WorkItem, **facts: Any) -> StepResult:
     """The result of an attempt at `item`."""
     return StepResult(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)

@@ -7,9 +7,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
+from tuna import redis_client
 from tuna.embedded_redis import EmbeddedRedis, socket_path
 from tuna.errors import ServiceError
 from tuna.settings import Settings
@@ -70,9 +69,7 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
     """A client that answers; raises ServiceError with the address (without its password)."""
     url = url or redis_url(settings)
     try:
-        client: Any = redis.Redis.from_url(
-            url, socket_connect_timeout=5, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
-        )
+        client = redis_client.patient(url)
         client.ping()
     except ValueError:  # whose text would quote what it takes for a port, such as half a password
         hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
@@ -81,4 +78,18 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
         raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: tuna doctor") from None
-    return client  # type: ignore[no-any-return]
+    return client
+
+
+def queue_depth(connection: Any, queue: str) -> int:
+    """How many messages wait in a queue of the broker; none in one that is not there.
+
+    Asked on a channel of its own, because a broker closes the one on which somebody asks for what is not there.
+    """
+    channel = connection.channel()
+    try:
+        count = int(channel.queue_declare(queue, passive=True).message_count)
+    except connection.channel_errors:
+        return 0
+    channel.close()
+    return count

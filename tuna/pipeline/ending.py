@@ -19,7 +19,7 @@ import structlog
 from celery import Celery
 from celery.worker import state
 
-from tuna.pipeline.connection import connect
+from tuna.pipeline.connection import connect, queue_depth
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.wire import Chunk, Report, ReportKind
 from tuna.settings import Settings
@@ -119,14 +119,7 @@ def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
         return False
     try:
         with app.connection_for_read() as connection:
-            return not any(_depth(connection, queue) for queue in queues)
+            return not any(queue_depth(connection, queue) for queue in queues)
     except Exception as error:  # each transport has its own; a broker that is away may still have work
         log.warning("the queues cannot be looked at", error=str(error))
         return False
-
-
-def _depth(connection: Any, queue: str) -> int:
-    try:
-        return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
-    except connection.channel_errors:
-        return 0

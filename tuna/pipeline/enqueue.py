@@ -28,7 +28,7 @@ from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.libraries.base import Environment, Library, Resource, Step
 from tuna.pipeline import claim
-from tuna.pipeline.connection import connect_admin
+from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.members import Gate, settings_of_members
@@ -264,10 +264,7 @@ class Enqueuer:
 
     def _depth(self, queue: str) -> int:
         with self._celery.connection_for_read() as connection:
-            try:
-                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
-            except connection.channel_errors:
-                return 0
+            return queue_depth(connection, queue)
 
     def _drain_all(self) -> None:
         """Drain everything that is in the stream by now, also what another drain has in its hands."""

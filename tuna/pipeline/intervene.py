@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
 from tuna.libraries.base import Library
-from tuna.pipeline.claim import IN_LIST
-from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, State, check, waiting
+from tuna.pipeline.claim import parts
+from tuna.pipeline.states import State, check, is_open, waiting
 
 #: Jobs changed in one transaction, so that claiming and draining go on beside it.
 _BATCH = 20_000
@@ -78,7 +78,7 @@ def _cancel_once(engine: sa.Engine, library: Library, selection: Selection, done
     moved = 0
     groups = _groups(engine, selection)
     for step, state in sorted((g for g in groups if g[1] in _ORDER), key=lambda g: _ORDER.index(g[1])):
-        if state not in IN_FLIGHT and state not in CLAIMABLE[library.step(step).resource]:
+        if not is_open(state, library.step(step).resource):
             continue  # `compiled` after the last CPU step is finished
         values = {"state": check(state, State.CANCELED).value, "chunk": None, "leased_at": None}
         count = _move(engine, selection, _at(selection, step, state), values, done.chunks)
@@ -98,7 +98,7 @@ def _groups(engine: sa.Engine, selection: Selection) -> list[tuple[str, State]]:
 
 def _require_jobs(connection: sa.Connection, selection: Selection) -> None:
     there: set[int] = set()
-    for part in _parts(selection.jobs):
+    for part in parts(selection.jobs):
         statement = sa.select(Job.id).where(Job.id.in_(part), Job.session_id == selection.session_id)
         there |= set(connection.execute(statement).scalars())
     missing = sorted(set(selection.jobs) - there)
@@ -121,7 +121,7 @@ def _move(
 ) -> int:
     """Update the jobs in batches; adds to `chunks` those that they travelled in."""
     moved = 0
-    for part in _parts(selection.jobs) if selection.jobs else [()]:
+    for part in parts(selection.jobs) if selection.jobs else [()]:
         narrowed = [*where, Job.id.in_(part)] if part else where
         last: int | None = 0
         while last is not None:
@@ -155,10 +155,6 @@ def _wanted(engine: sa.Engine, chunks: set[str]) -> set[str]:
     """Chunks that still hold a job which counts."""
     found: set[str | None] = set()
     with reading(engine) as connection:
-        for part in _parts(sorted(chunks)):
+        for part in parts(sorted(chunks)):
             found |= set(connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars())
     return {chunk for chunk in found if chunk}
-
-
-def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (values[start : start + IN_LIST] for start in range(0, len(values), IN_LIST))

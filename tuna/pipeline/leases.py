@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import redis
 
+from tuna import redis_client
+
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _HOLDS = "if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end; "
 
@@ -155,4 +157,4 @@ class Leases:
 
 
 def _texts(values: Any) -> list[str]:
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    return [redis_client.text(value) for value in values]

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 import structlog
 from pydantic import ValidationError
 
+from tuna import redis_client
 from tuna.db import members as store
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
@@ -169,7 +170,7 @@ class Gate:
 
     def reconcile(self) -> None:
         """Make Redis' users those that SQL says."""
-        there = {_text(name) for name in self._admin.execute_command("ACL USERS")}
+        there = {redis_client.text(name) for name in self._admin.execute_command("ACL USERS")}
         ours = {name for name in there if name.startswith(self._user(""))}
         with reading(self._engine) as connection:  # after the look at Redis: who joins meanwhile is in it
             tokens = {join_user(self._namespace, row.id): row for row in store.tokens(connection)}
@@ -284,7 +285,3 @@ def _literally(key: str) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

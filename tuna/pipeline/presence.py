@@ -24,6 +24,7 @@ from typing import Any, cast
 import redis
 import structlog
 
+from tuna import redis_client
 from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -104,7 +105,7 @@ class PresenceBoard:
 
     def live(self) -> list[Presence]:
         """Every worker that has announced itself within `ttl_s`, by name; what is not a presence is left out."""
-        names = sorted(_text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))
+        names = sorted(redis_client.text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))
         if not names:
             return []
         texts = cast(list[Any], self._client.mget([self._prefix + name for name in names]))
@@ -171,7 +172,3 @@ def _read(name: str, text: bytes | str) -> Presence | None:
     except ValueError:
         return None
     return found if found.name == name else None
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -14,6 +14,7 @@ import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from tuna import redis_client
 from tuna.libraries.base import Cause, StepResult
 from tuna.pipeline.wire import Report
 
@@ -90,7 +91,7 @@ class ResultStream:
     def last_id(self) -> str:
         """Id of the newest entry there has ever been; `0-0` when there was none."""
         try:
-            return _text(cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"])
+            return redis_client.text(cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"])
         except redis.ResponseError:
             return "0-0"
 
@@ -104,7 +105,7 @@ class ResultStream:
 
 
 def _entries(pairs: list[Any]) -> list[Entry]:
-    return [_entry(_text(entry_id), fields) for entry_id, fields in pairs]
+    return [_entry(redis_client.text(entry_id), fields) for entry_id, fields in pairs]
 
 
 def _entry(entry_id: str, fields: Any) -> Entry:
@@ -145,7 +146,3 @@ def _words(error: ValidationError) -> str:
     """The first fault, without the text that has it."""
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -15,7 +15,7 @@ from tuna.libraries.base import Library, Resource
 from tuna.libraries.registry import get_library
 from tuna.pipeline.connection import connect, ensure_services
 from tuna.pipeline.enqueue import Enqueuer, SessionWork
-from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, State
+from tuna.pipeline.states import State, is_open
 from tuna.settings import Settings
 from tuna.workers.devices import compile_cpus
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
@@ -24,7 +24,6 @@ _COUNT_EVERY_S = 0.5
 #: Counting a million jobs takes a second: it is done so rarely that it takes at most this share of the time, or, when
 #: there is nothing else to do, the other.
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
-_IN_FLIGHT = {state.value for state in IN_FLIGHT}
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,10 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
     unfinished = 0
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
         states[state] = states.get(state, 0) + count
-        is_open = state in _IN_FLIGHT or state in CLAIMABLE[library.step(step).resource]
         order = job_steps.split(",")
-        if is_open and (not steps or not set(steps).isdisjoint(order[order.index(step) :])):
+        if is_open(state, library.step(step).resource) and (
+            not steps or not set(steps).isdisjoint(order[order.index(step) :])
+        ):
             unfinished += count
     return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
 

@@ -68,6 +68,11 @@ def check(old: State, new: State) -> State:
     return new
 
 
+def is_open(state: State | str, resource: Resource) -> bool:
+    """Whether a job in `state`, whose step runs on `resource`, is in flight or waits for that step."""
+    return State(state) in IN_FLIGHT or State(state) in CLAIMABLE[resource]
+
+
 def queued(resource: Resource) -> State:
     """The state of a job that is leased for a step on `resource`."""
     return _QUEUED[resource]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from tuna.db import models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.pipeline.connection import broker_url, redis_url
+from tuna.pipeline.connection import broker_url, queue_depth, redis_url
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.presence import PresenceBoard
 from tuna.pipeline.wire import queue_name
@@ -107,13 +107,7 @@ class Collector:
             except Exception as error:  # each transport has errors of its own
                 raise ServiceError(f"The broker does not answer: {error}") from None
             for queue in sorted(self._queues):
-                channel: Any = connection.channel()  # a queue that is not there closes it
-                try:
-                    count = channel.queue_declare(queue, passive=True).message_count
-                    channel.close()
-                except connection.channel_errors:
-                    count = 0
-                samples.set("tuna_queue_items", count, queue)
+                samples.set("tuna_queue_items", queue_depth(connection, queue), queue)
 
 
 def _queues(connection: sa.Connection) -> set[str]:

@@ -18,7 +18,7 @@ from tuna.db.types import utc_now
 from tuna.errors import TunaError
 from tuna.libraries.base import Library, Resource
 from tuna.libraries.registry import get_library
-from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT
+from tuna.pipeline.states import is_open
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
 
@@ -127,7 +127,9 @@ class _Outlook:
         self._environment = info.environment
         self._library = get_library(info.environment.library)
         counts = jobs.by_state(connection, info.id)
-        self.unfinished = sum(n for group, n in counts.items() if _is_open(self._library, *group))
+        self.unfinished = sum(
+            n for (state, step), n in counts.items() if is_open(state, self._library.step(step).resource)
+        )
         sample = {group: _latest(connection, info.id, *group) for group in counts if self.unfinished}
         self._left = _left(self._library, counts, sample)
         self._median_s = _medians(connection, [job for rows in sample.values() for job, _ in rows])
@@ -171,20 +173,13 @@ def _latest(connection: sa.Connection, session_id: int, state: str, step: str) -
     return [(row.id, row.steps) for row in rows]
 
 
-def _is_open(library: Library, state: str, step: str) -> bool:
-    return state in _IN_FLIGHT or state in CLAIMABLE[library.step(step).resource]
-
-
-_IN_FLIGHT = {state.value for state in IN_FLIGHT}
-
-
 def _left(
     library: Library, counts: Mapping[tuple[str, str], int], sample: Mapping[tuple[str, str], list[tuple[int, str]]]
 ) -> dict[str, float]:
     """How often each step is still to be run; jobs of a state are taken to have the steps that its latest have."""
     left: dict[str, float] = defaultdict(float)
     for (state, step), count in counts.items():
-        if not _is_open(library, state, step):
+        if not is_open(state, library.step(step).resource):
             continue
         kinds = Counter(steps for _, steps in sample[state, step])
         for steps, number in kinds.items():

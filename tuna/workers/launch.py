@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from tuna.errors import ServiceError
 from tuna.workers.lifetime import WITH_PARENT
@@ -46,14 +47,7 @@ class LocalWorkers:
         self._log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = self._log_dir / f"worker-{spec.queue}-{os.getpid()}.log"
         with open(log, "ab") as output:
-            process = subprocess.Popen(
-                worker_command(spec),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **spec.env, WITH_PARENT: "1"},
-                start_new_session=True,  # Ctrl-C reaches us alone; we stop them
-            )
+            process = start_process(spec, output)
         self._running.append((spec, log, process))
 
     def check(self) -> None:
@@ -90,6 +84,18 @@ class LocalWorkers:
         for _, _, process in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """A worker that ends with this process; it writes to `output`, by default where we write."""
+    return subprocess.Popen(
+        worker_command(spec),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **spec.env, WITH_PARENT: "1"},
+        start_new_session=True,  # Ctrl-C reaches us alone; we stop it
+    )
 
 
 def worker_command(spec: WorkerSpec) -> list[str]:

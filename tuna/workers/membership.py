@@ -22,9 +22,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
+from tuna import redis_client
 from tuna.errors import BadInput, ServiceError
 
 Role = Literal["compile", "eval"]
@@ -126,13 +125,7 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
     Waits up to `timeout_s` for an enqueuer to answer. Raises BadInput when it is refused, ServiceError when nobody answers.
     """
     token = JoinToken.parse(url_with_token)
-    client: redis.Redis = redis.Redis.from_url(
-        token.url,
-        username=join_user(token.namespace, token.id),
-        password=token.password,
-        socket_connect_timeout=5,
-        retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 4),
-    )
+    client = redis_client.patient(token.url, username=join_user(token.namespace, token.id), password=token.password)
     request = Request(secret=token.secret, role=role, facts=facts).model_dump_json()
     deadline = time.monotonic() + timeout_s
     try:

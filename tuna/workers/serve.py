@@ -20,8 +20,8 @@ from tuna.workers import cores, discovery
 from tuna.workers.devices import available_cpus, eval_cpus
 from tuna.workers.discovery import Device, Kind
 from tuna.workers.hooks import run_hook
-from tuna.workers.launch import WorkerSpec, worker_command
-from tuna.workers.lifetime import ONCE, SESSION, WITH_PARENT
+from tuna.workers.launch import WorkerSpec, start_process
+from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 
@@ -176,12 +176,7 @@ class Keepers:
         with self._lock:
             if self._stop.is_set():
                 return 0
-            process = subprocess.Popen(
-                worker_command(spec),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **spec.env, WITH_PARENT: "1"},
-                start_new_session=True,  # Ctrl-C reaches us alone; we pass it on
-            )
+            process = start_process(spec)
             self._running[spec.title] = process
         if self._stop.is_set():  # the signal came while the process was being made
             _send(process, signal.SIGTERM)

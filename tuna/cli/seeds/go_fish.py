@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tuna.cli import actions, options
+from tuna.cli.golden import update_golden_command
 from tuna.cli.seeds import common, export_db, files, import_configs, load_job
 from tuna.errors import BadInput
 
@@ -19,6 +20,7 @@ SUBCOMMANDS: dict[str, click.Command] = {
     "export_db": export_db.export_db,
     "import_db": files.import_db,
     "merge_db": files.merge_db,
+    "update_golden": update_golden_command,
 }
 
 
@@ -40,18 +42,12 @@ class _Fish(click.Group):
         return click.Group(
             name,
             params=list(library_command.params),
-            commands=_subcommands(),
+            commands=SUBCOMMANDS,
             callback=library_command.callback,
             invoke_without_command=True,
             help=f"Prepare and run tuning sessions of {name}.",
             context_settings={**common.CONTEXT, "obj": name},
         )
-
-
-def _subcommands() -> dict[str, click.Command]:
-    from tuna.cli.golden import update_golden_command
-
-    return {**SUBCOMMANDS, "update_golden": update_golden_command}
 
 
 @click.group(cls=_Fish, context_settings=common.CONTEXT)

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from tuna.cli.main import check_words
-from tuna.cli.seeds.go_fish import _subcommands, go_fish, library_command
+from tuna.cli.seeds.go_fish import SUBCOMMANDS, go_fish, library_command
 from tuna.errors import BadInput
 
 #: Words for steps that are options of go_fish.py, beside the options' own names.
@@ -80,15 +80,14 @@ def _blocks(name: str, blocks: Any) -> Iterator[dict[str, Any]]:
 
 def _start(name: str) -> tuple[click.Command, list[str]]:
     """The command of a step, and the words before its options."""
-    subcommands = _subcommands()
-    if name in subcommands:
-        return subcommands[name], [name]
+    if name in SUBCOMMANDS:
+        return SUBCOMMANDS[name], [name]
     option = f"--{_OTHER_WORDS.get(name, name)}"
     for param in library_command.params:
         if option in param.opts:
             return library_command, [option] if getattr(param, "is_flag", False) else []
     raise BadInput(
-        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(subcommands))}, and go_fish.py's options"
+        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(SUBCOMMANDS))}, and go_fish.py's options"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuna.configs import Config
 from tuna.configs import problem_key as keys
-from tuna.libraries.base import ArtifactStore, Cause, Solver
+from tuna.libraries.base import ArtifactStore, Cause, Solver, canonical_name
 from tuna.libraries.miopen import kernels, names
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
@@ -57,7 +57,7 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
     try:
         return [
             Solver(
-                name=names.canonical(str(row["name"])),
+                name=canonical_name(str(row["name"])),
                 kinds=(_KINDS[row["type"]],),
                 algorithm=names.algorithm_family(str(row["name"])) if row["type"] == "convolution" else "",
                 tunable=str(row["tunable"]) == "1",
@@ -84,7 +84,7 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
         number, listed = answer.get("config_tuna_id"), answer.get("applicable_solvers")
         if type(number) is not int or not isinstance(listed, list):
             raise FinFailed("an answer lacks config_tuna_id or applicable_solvers", "", garbled=True)
-        found[number] = [names.canonical(str(name)) for name in listed]
+        found[number] = [canonical_name(str(name)) for name in listed]
     if found.keys() != set(range(count)):
         raise FinFailed(f"fin answered for {len(found)} of {count} configs", "", garbled=True)
     return [found[number] for number in range(count)]
@@ -154,7 +154,7 @@ def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> M
     for entry in found:
         if isinstance(entry, dict):
             name = entry.get("solver_name", entry.get("solver_id"))
-            if isinstance(name, str) and names.canonical(name) == solver:
+            if isinstance(name, str) and canonical_name(name) == solver:
                 return entry
     raise Failure(cause, f"fin's answer says nothing of {solver}")
 

@@ -16,8 +16,6 @@ from tuna.workers.sandbox import run
 
 _ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
 _ROCMINFO_LIMIT_S = 60.0
-#: What `environment_by_hand` takes; each but the first two is read from this machine when it is not given.
-FACTS = ("arch", "num_cu", "rocm_v", "miopen_v")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,10 @@ def describe() -> Environment:
 
 
 def by_hand(facts: Mapping[str, str]) -> Environment:
-    """The environment that a person describes, for machines without the GPU; raises BadInput."""
+    """The environment that a person describes, for machines without the GPU; raises BadInput.
+
+    `facts` are arch, num_cu, rocm_v and miopen_v; the last two are read from this machine when they are not given.
+    """
     if not facts.get("arch") or not facts.get("num_cu"):
         raise BadInput("An environment by hand needs an architecture and a number of compute units.", hint="-a and -n")
     arch, digits = facts["arch"], facts["num_cu"]

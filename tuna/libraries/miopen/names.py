@@ -9,11 +9,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _MAX_NAME = 180
 
 
-def canonical(name: str) -> str:
-    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` is `ConvWinograd3x3MultipassWrW<3-4>`."""
-    return name.strip().replace(", ", "-")
-
-
 def algorithm_family(solver: str) -> str:
     """Direct, GEMM, Winograd, ImplicitGEMM or FFT; fin's list does not say, the names of MIOpen 3.3's 104 solvers do."""
     if solver == "fft":

@@ -1,0 +1,21 @@
+"""Clients of Redis: how patient they are, and what they answer as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+
+def patient(url: str, **options: Any) -> redis.Redis:
+    """A client that gets over a short absence of the server; nothing is asked yet. Raises ValueError for the URL."""
+    retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
+    client: redis.Redis = redis.Redis.from_url(url, socket_connect_timeout=5, retry=retry, **options)
+    return client
+
+
+def text(value: Any) -> str:
+    """A name or an id that Redis answered with."""
+    return value.decode() if isinstance(value, bytes) else str(value)
