@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
+from tuna.configs.content import Content
 from tuna.configs.conv import FORW, LAYOUTS
 from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
@@ -30,7 +30,7 @@ _CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in
 
 
 @dataclass(frozen=True)
-class BatchNormConfig:
+class BatchNormConfig(Content):
     """One batch normalisation in one direction, with MIOpen's names.
 
     The direction is a word of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
@@ -39,6 +39,7 @@ class BatchNormConfig:
     """
 
     kind: ClassVar[str] = "batch_norm"
+    json_fields: ClassVar[tuple[str, ...]] = FIELDS
 
     batchsize: int
     in_channels: int
@@ -97,27 +98,9 @@ class BatchNormConfig:
             each += 4
         return each * self.batchsize * self.in_channels * self.in_d * self.in_h * self.in_w
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields and `kind`; `from_json` reads it."""
-        fields: dict[str, Any] = {"kind": self.kind}
-        for name in FIELDS:
-            fields[name] = getattr(self, name)
-        fields["direction"] = self.direction.value
-        fields["data_type"] = self.data_type.value
-        return fields
-
     @cached_property
     def _canonical(self) -> str:
         return _CANONICAL_TEXT % vars(self)
-
-    def canonical(self) -> str:
-        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
-        return self._canonical
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of `canonical()`, 64 hex digits."""
-        return hashlib.sha256(self._canonical.encode()).hexdigest()
 
     def driver(self) -> str:
         """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order.

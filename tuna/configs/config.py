@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from reprlib import repr as shown
 from typing import Any, TypeAlias
 
-from tuna.configs import batch_norm, conv, gemm
+from tuna.configs import batch_norm, conv
 from tuna.configs.batch_norm import BatchNormConfig
 from tuna.configs.conv import ConvConfig
 from tuna.configs.gemm import GemmConfig
@@ -16,11 +16,6 @@ from tuna.errors import BadInput
 Config: TypeAlias = ConvConfig | GemmConfig | BatchNormConfig
 
 _KINDS: dict[str, type[Config]] = {cls.kind: cls for cls in (ConvConfig, GemmConfig, BatchNormConfig)}
-_FIELDS: dict[str, tuple[str, ...]] = {
-    ConvConfig.kind: conv.FIELDS,
-    GemmConfig.kind: gemm.FIELDS,
-    BatchNormConfig.kind: batch_norm.FIELDS,
-}
 _NORMALISE = {ConvConfig.kind: conv.normalise, BatchNormConfig.kind: batch_norm.normalise}
 _REQUIRED: dict[str, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(cls) if field.default is MISSING) for kind, cls in _KINDS.items()
@@ -40,7 +35,7 @@ def from_json(mapping: Mapping[str, Any]) -> Config:
         raise BadInput(f"a config needs a 'kind': {' or '.join(_KINDS)}")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise BadInput(f"unknown kind of config {shown(kind)}; Tuna has {', '.join(_KINDS)}")
-    unknown = [str(name) for name in values if name not in _FIELDS[kind]]
+    unknown = [str(name) for name in values if name not in _KINDS[kind].json_fields]
     if unknown:
         raise BadInput(f"a {kind} config has no field {', '.join(sorted(unknown))}")
     missing = [name for name in _REQUIRED[kind] if name not in values]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -10,6 +9,7 @@ from operator import itemgetter
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
+from tuna.configs.content import Content
 from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
 
@@ -68,7 +68,7 @@ _REMEMBERED = ("_canonical", "key")
 
 
 @dataclass(frozen=True)
-class ConvConfig:
+class ConvConfig(Content):
     """One convolution in one direction.
 
     The fields have MIOpen's names. Sizes of the input (`in_*`) and the output always are those of the *forward* layer,
@@ -78,6 +78,7 @@ class ConvConfig:
     """
 
     kind: ClassVar[str] = "convolution"
+    json_fields: ClassVar[tuple[str, ...]] = FIELDS
 
     batchsize: int
     in_channels: int
@@ -231,27 +232,9 @@ class ConvConfig:
         spatial = spatial[-self.spatial_dim :]
         return (batch, *spatial, channels) if layout.endswith("C") else (batch, channels, *spatial)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields under MIOpen's names, and `kind`; `from_json` reads it."""
-        fields: dict[str, Any] = {"kind": self.kind}
-        for name in FIELDS:
-            fields[name] = getattr(self, name)
-        fields["direction"] = self.direction.value
-        fields["data_type"] = self.data_type.value
-        return fields
-
     @cached_property
     def _canonical(self) -> str:
         return _CANONICAL_TEXT % vars(self)
-
-    def canonical(self) -> str:
-        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
-        return self._canonical
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of `canonical()`, 64 hex digits: equal for equal layers, whatever line they came from."""
-        return hashlib.sha256(self._canonical.encode()).hexdigest()
 
     def driver(self) -> str:
         """The MIOpenDriver command of the layer, with every flag in its long form and MITuna's order."""

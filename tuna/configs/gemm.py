@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from reprlib import repr as shown
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from tuna.configs.content import Content
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, DataType, check_sizes, member
 from tuna.errors import BadInput
 
@@ -24,13 +24,14 @@ _SIZES = ("m", "n", "k", "batch_count")
 
 
 @dataclass(frozen=True)
-class GemmConfig:
+class GemmConfig(Content):
     """`batch_count` products C = op(A) op(B) of row-major, packed matrices.
 
     op(A) is m x k and op(B) is k x n. `trans_a` says that A is stored as k x m, `trans_b` that B is stored as n x k.
     """
 
     kind: ClassVar[str] = "gemm"
+    json_fields: ClassVar[tuple[str, ...]] = FIELDS
 
     m: int
     n: int
@@ -55,29 +56,12 @@ class GemmConfig:
         """Floating-point operations, two for each multiply-add."""
         return 2 * self.batch_count * self.m * self.n * self.k
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields and `kind`; `from_json` reads it."""
-        fields: dict[str, Any] = {"kind": self.kind}
-        for name in FIELDS:
-            fields[name] = getattr(self, name)
-        fields["data_type"] = self.data_type.value
-        return fields
-
     @cached_property
     def _canonical(self) -> str:
         # fmt: off
         return (f"kind={self.kind};m={self.m};n={self.n};k={self.k};batch_count={self.batch_count};"
                 f"trans_a={int(self.trans_a)};trans_b={int(self.trans_b)};data_type={self.data_type.value}")
         # fmt: on
-
-    def canonical(self) -> str:
-        """The text that the key is made of: every field with its name, in a fixed order, separated by `;`."""
-        return self._canonical
-
-    @cached_property
-    def key(self) -> str:
-        """SHA-256 of `canonical()`, 64 hex digits."""
-        return hashlib.sha256(self._canonical.encode()).hexdigest()
 
     def driver(self) -> str:
         """The MIOpenDriver command of the product, with every flag in its long form."""
