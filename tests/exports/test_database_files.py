@@ -16,7 +16,8 @@ from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, naming, perf_db, perf_text
 from tuna.exports.check import Findings, check
 from tuna.exports.database_file import Kind, kind_of
-from tuna.exports.diff import diff, differences, line
+from tuna.exports.diff import diff, line
+from tuna.exports.entries import Pair
 from tuna.exports.find_db import FindItem
 from tuna.exports.kernel_db import KernelRecord
 from tuna.exports.merge import merge
@@ -32,6 +33,12 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs"], exclude_cha
 perf_keys = st.builds(
     PerfKey, *[st.sampled_from(["NCHW", "NHWC"]), st.just("FP32"), st.sampled_from("FBW")], *[st.integers(-9, 99)] * 21
 )
+
+
+def differences(a: Path, b: Path) -> list[Pair]:
+    found: list[Pair] = []
+    diff(a, b, found.append)
+    return found
 
 
 def put(path: Path, *lines: str) -> Path:

@@ -91,16 +91,14 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 @options.as_json
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it does."""
-    from tuna.exports.diff import diff, differences, line
+    from tuna.exports.diff import diff, line
 
-    found = diff(a, b)
     if as_json:
-        each = {"entries": [asdict(pair) for pair in differences(a, b)]} if entries else {}
-        print_json(found.as_json() | each)
+        each: list[dict[str, Any]] = []
+        found = diff(a, b, lambda pair: each.append(asdict(pair)) if entries else None)
+        print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
-    if entries:
-        for pair in differences(a, b):
-            click.echo(line(pair))
+    found = diff(a, b, lambda pair: click.echo(line(pair)) if entries else None)
     if found.differs:
         print_table("", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4))
     click.echo(found.summary())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,23 +59,20 @@ class Diff:
         }
 
 
-def differences(a: Path, b: Path) -> Iterator[Pair]:
-    """Every entry that differs, in the order of keys and solvers; raises BadInput as `diff` does."""
-    kind = same_kind(a, b)
-    return (pair for pair in pairs(entries(a, kind), entries(b, kind)) if pair.a != pair.b)
-
-
-def diff(a: Path, b: Path) -> Diff:
+def diff(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
     """Compare two databases of one kind, packed or not; a perf db in SQLite and one in text have the same entries.
 
-    A solver counts as changed for a key if its time, workspace or algorithm, its params, or its code differ. Memory does
-    not grow with the files, but for 12 bytes a key. Raises BadInput if a file is damaged or of another kind.
+    A solver counts as changed for a key if its time, workspace or algorithm, its params, or its code differ. `each` is
+    told every entry that differs, in the order of keys and solvers. Memory does not grow with the files, but for 12 bytes
+    a key. Raises BadInput if a file is damaged or of another kind.
     """
     kind = same_kind(a, b)
     counts: Counter[tuple[str, str, str]] = Counter()
     faster = slower = 0
     for pair in pairs(entries(a, kind), entries(b, kind)):
         counts[_what(pair), _name(kind, pair), type_of(kind, pair.key)] += 1
+        if pair.a != pair.b:
+            each(pair)
         if kind is Kind.FIND and pair.a and pair.b:
             faster += pair.b[0] < pair.a[0]
             slower += pair.b[0] > pair.a[0]
