@@ -224,3 +224,41 @@ def test_the_work_of_another_library_in_the_same_database_is_drained_and_taken_b
         chunks = claim.claim(connection, Scope(session_id, example, ""), example.step("execute"), 10)
     drain.write(_entries(chunks))
     assert states(engine) == {"new": 10, "evaluated": 1}
+
+
+def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
+    engine: sa.Engine, drain: Drain, tmp_path: Path
+) -> None:
+    session_id = make_jobs(engine, 1, steps="measure")
+    small, large = (Artifacts((tmp_path / "a").as_uri(), tmp_path / "c").put(bytes(n)) for n in (1 << 20, 20 << 20))
+    entries = []
+    for number, chunk in enumerate(_claim(engine, session_id, "measure")):
+        artifact = small if number else large
+        entries += _entries([chunk], trials=(Trial(index=0, artifact=artifact, time_ms=1.5, times_ms=(1.5,)),))
+    drain.write(entries)
+    if engine.dialect.name == "sqlite":
+        assert states(engine) == {"evaluated": 10}
+        return
+    assert states(engine)["new"] == len(entries[1].report.results)
+    with reading(engine) as connection:
+        cause, text = connection.execute(sa.select(StepResult.cause, StepResult.output_tail)).first()
+    assert cause == "infra"
+    assert "20 MiB" in text
+    assert "max_allowed_packet" in text
+
+
+def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1, steps="measure")
+    entries = _entries(_claim(engine, session_id, "measure"))
+    report = entries[1].report
+    bad = report.results[3].model_copy(update={"algorithm": None})  # as no worker that is checked can send it
+    results = (*report.results[:3], bad, *report.results[4:])
+    drain.write([entries[0], Entry("2-0", report.model_copy(update={"results": results})), *entries[2:]])
+    assert drain.counts.accepted == 10
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(Job.state, Job.cause).where(Job.id == bad.job_id)).one()
+        text = connection.execute(sa.select(StepResult.output_tail).where(StepResult.job_id == bad.job_id)).scalar_one()
+    assert tuple(rows) == ("new", "infra")
+    assert "refused" in text
+    assert "algorithm" in text
+    assert states(engine) == {"evaluated": 9, "new": 1}

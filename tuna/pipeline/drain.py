@@ -6,16 +6,16 @@ the same entries again; a result whose attempt is no longer the job's current on
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from tuna.artifacts import Artifacts
 from tuna.db import models
@@ -72,6 +72,8 @@ _MOVE = (
     )
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
+#: What a database says of values, not of itself.
+_REFUSED = (DataError, IntegrityError)
 _ENDS = frozenset({State.ERRORED, *(done(resource) for resource in Resource)})
 
 
@@ -136,6 +138,22 @@ class Drain:
                 self.counts.unreadable += 1
                 log.error("a result cannot be understood and was dropped", entry=entry.id, fault=entry.fault)
         reports = [entry.report for entry in entries if entry.report is not None]
+        self._store(reports)
+        self._stream.acknowledge(entries)
+
+    def _store(self, reports: Sequence[Report]) -> None:
+        """Write them in one transaction. A result that the database will not have must not keep the others out."""
+        try:
+            self._commit(reports)
+        except _REFUSED as error:
+            parts = reports if len(reports) > 1 else _parts(reports[0])
+            if len(parts) == 1:
+                self._commit([_failure(reports[0], error)])
+                return
+            for part in parts:
+                self._store([part])
+
+    def _commit(self, reports: Sequence[Report]) -> None:
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 counts = self._write_reports(connection, reports)
@@ -143,7 +161,6 @@ class Drain:
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
         self._winners.release(self._engine, counts.ended)
-        self._stream.acknowledge(entries)
 
     def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
         ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
@@ -186,8 +203,9 @@ class Drain:
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
-        lost = self._winners.write(connection, jobs, [outcome.result for outcome in winners])
-        outcomes = [self._lost(jobs[o.result.job_id], o, lost) for o in outcomes] if lost else outcomes
+        for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
+            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker)
+        outcomes = list(accepted.values())
         counts.ended += [outcome.result for outcome in outcomes if outcome.state in _ENDS]
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
@@ -199,7 +217,10 @@ class Drain:
     def _outcome(self, job: Any, result: StepResult, worker: str) -> _Outcome:
         steps, library = tuple(job.steps.split(",")), self._libraries[job.session_id]
         if not result.ok and result.cause is Cause.ARTIFACT_LOST:
-            return self._artifact_lost(job, _Outcome(result, worker, State(job.state), job.step, job.failures, None))
+            failures = job.failures + 1
+            state = State.ERRORED if failures >= self._max_attempts else State.NEW
+            # Back to the first step: what was compiled is gone.
+            return _Outcome(result, worker, state, steps[0], failures, result.cause)
         if not result.ok:
             failures = job.failures + 1
             gives_up = is_permanent(result.cause) or failures >= self._max_attempts
@@ -211,23 +232,26 @@ class Drain:
         state = waiting(following, steps, library.step(following).resource)
         return _Outcome(result, worker, state, following, 0, None)
 
-    def _lost(self, job: Any, outcome: _Outcome, reasons: Mapping[int, str]) -> _Outcome:
-        """What the loss of its artifacts makes of a good result."""
-        reason = reasons.get(outcome.result.job_id)
-        if reason is None:
-            return outcome
-        result = outcome.result.model_copy(update={"output_tail": reason})
-        return self._artifact_lost(job, dataclasses.replace(outcome, result=result))
-
-    def _artifact_lost(self, job: Any, outcome: _Outcome) -> _Outcome:
-        """Back to the first step: what was compiled is gone."""
-        failures = job.failures + 1
-        state = State.ERRORED if failures >= self._max_attempts else State.NEW
-        return _Outcome(outcome.result, outcome.worker, state, job.steps.split(",")[0], failures, Cause.ARTIFACT_LOST)
-
     def _is_measurement(self, job: Any, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
         return outcome.result.ok and on_device and best(outcome.result) is not None
+
+
+def _parts(report: Report) -> list[Report]:
+    """The same in reports of one result each."""
+    if len(report.results) < 2:
+        return [report]
+    single = [report.model_copy(update={"kind": ReportKind.RESULTS, "results": (r,)}) for r in report.results]
+    return [*single, report.model_copy(update={"results": ()})]
+
+
+def _failure(report: Report, error: DBAPIError) -> Report:
+    """The report with a failure in the place of its result."""
+    text = f"the database refused the result: {str(error.orig)[:1000]}"
+    log.error("a result cannot be stored", worker=report.worker, fault=text)
+    facts = {"ok": False, "cause": Cause.INFRA, "output_tail": text}
+    results = (StepResult(job_id=r.job_id, attempt=r.attempt, step=r.step, **facts) for r in report.results)
+    return report.model_copy(update={"results": tuple(results)})
 
 
 def _is_current(job: Any, result: StepResult) -> bool:

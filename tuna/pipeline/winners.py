@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,12 @@ from tuna.db.engine import reading
 from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import CodeObject, StepResult, Trial
+from tuna.errors import StorageFull
+from tuna.libraries.base import Cause, CodeObject, StepResult, Trial
 from tuna.pipeline.claim import parts
+
+#: The rest of a statement that carries an artifact.
+_STATEMENT_BYTES = 4096
 
 
 def best(result: StepResult) -> Trial | None:
@@ -28,11 +33,15 @@ class Winners:
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
+        self._packet_bytes: int | None = None
 
     def write(
         self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]
-    ) -> dict[int, str]:
-        """Find-db rows with their kernels, for results that have a best trial; says which jobs' artifacts are lost, and why."""
+    ) -> dict[int, StepResult]:
+        """Find-db rows with their kernels, for results that have a best trial; returns, by job, failures in their place.
+
+        A result fails when an artifact that it needs is lost, or larger than the database takes.
+        """
         if not results:
             return {}
         ids = [result.job_id for result in results]
@@ -45,7 +54,7 @@ class Winners:
             )
         }
         kept = _in_sql(connection, _digests(results, jobs, trials))
-        lost: dict[int, str] = {}
+        failed: dict[int, StepResult] = {}
         rows: list[dict[str, Any]] = []
         kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
         for result in results:
@@ -59,7 +68,10 @@ class Winners:
             try:
                 self._keep(connection, [*(item.artifact for item in code), *([workload] if workload else [])], kept)
             except KeyError as error:
-                lost[job.id] = f"artifact {error} is gone or damaged"
+                failed[job.id] = _failure(result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged")
+                continue
+            except StorageFull as error:
+                failed[job.id] = _failure(result, Cause.INFRA, str(error))
                 continue
             kernels[job.session_id, job.config_id, job.solver_id] = code
             rows.append(
@@ -83,7 +95,15 @@ class Winners:
         upsert(connection, FindDb, rows, key=key, update=[n for n in (rows[0] if rows else ()) if n not in key])
         _write_kernels(connection, kernels)
         _write_devices(connection, jobs, results)
-        return lost
+        return failed
+
+    def _limit_bytes(self, connection: sa.Connection) -> float:
+        """The largest artifact that one statement takes. Too long a one, and MySQL hangs up as if it had died."""
+        if connection.dialect.name == "sqlite":
+            return math.inf
+        if self._packet_bytes is None:
+            self._packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+        return self._packet_bytes / 2 - _STATEMENT_BYTES  # the driver escapes: of a byte it may make two
 
     def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
         """Nothing more happens to the jobs of `results`: a store that has little room may forget what they built."""
@@ -96,14 +116,26 @@ class Winners:
         self._artifacts.release(digests | {code.artifact for result in results for code in result.kernels or ()})
 
     def _keep(self, connection: sa.Connection, digests: Iterable[str], kept: set[str]) -> None:
-        """Copy artifacts into SQL, where they stay, unless they are `kept` already; KeyError when one of them is gone."""
+        """Copy artifacts into SQL, where they stay, unless they are `kept` already.
+
+        Raises KeyError when one of them is gone, StorageFull when the database would not take it.
+        """
         for digest in digests:
             if digest in kept:
                 continue
             blob = self._artifacts.get(digest)
+            if len(blob) > self._limit_bytes(connection):
+                raise StorageFull(
+                    f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
+                    "set its max_allowed_packet to 256M, then `tuna retry --cause infra`"
+                )
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))
             kept.add(digest)
+
+
+def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
+    return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
 
 
 def _digests(results: Sequence[StepResult], jobs: Mapping[int, Any], trials: Mapping[tuple[int, int], Any]) -> set[str]:

@@ -22,8 +22,8 @@ from tuna.settings import Settings
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
 _CLOCK_S = 2.0
 _COLLATION = "utf8mb4_bin"
-#: The largest kernels have some MiB.
-_PACKET_BYTES = 16 << 20
+#: The largest kernels have some MiB; a statement may need twice as many.
+_PACKET_BYTES = 64 << 20
 _BROKER_WAIT_S = 3
 
 
@@ -87,10 +87,9 @@ def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
     yield _judge("database isolation", isolation != "READ-COMMITTED", isolation, hint, warning=True)
     yield _collation(connection)
     packet = int(known.get("max_allowed_packet") or 0)
-    hint = "set max_allowed_packet = 256M: large kernels would not fit"
-    yield _judge(
-        "database packet", packet < _PACKET_BYTES, f"max_allowed_packet {packet >> 20} MiB", hint, warning=True
-    )
+    hint = f"set max_allowed_packet = 256M: a kernel of more than {packet >> 21} MiB is not stored, and its job fails"
+    text = f"max_allowed_packet {packet >> 20} MiB"
+    yield _judge("database packet", packet < _PACKET_BYTES, text, hint, warning=True)
     before = time.time()
     now = float(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(6))").scalar_one())
     yield _clock("database clock", now, before)
