@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -248,6 +249,31 @@ def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(
     assert others.finish("d", f"{other}:1/t", "done"), "the other worker goes on"
     assert PresenceBoard(admin, "n", 60).live() == []
     assert [fields[b"r"] for _, fields in admin.xrange("tuna:{n}:results")] == [b"started", b"started", b"done"]
+
+
+def test_a_worker_that_is_revoked_while_its_user_is_made_does_not_come_back(
+    gate: Gate, url: str, admin: redis.Redis, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _ = member(gate, url)
+    user = f"tuna-n-{name}"
+    admin.acl_deluser(user)  # Redis was wiped, and the gate is about to make its users again
+    make = gate._make_user
+
+    def revoked_before(*words: Any) -> None:
+        with writing(engine) as connection:
+            store.set_state(connection, name, "revoked")
+        Gate(engine, admin, "n", 10).reconcile()  # as `tuna workers revoke` does
+        make(*words)
+
+    monkeypatch.setattr(gate, "_make_user", revoked_before)
+    gate.reconcile()
+    assert user not in admin.acl_users()
+
+
+def test_an_enqueuer_removes_users_that_an_earlier_one_left(gate: Gate, admin: redis.Redis) -> None:
+    admin.acl_setuser("tuna-n-compile-host-1", enabled=True, nopass=True)
+    gate.tick()
+    assert "tuna-n-compile-host-1" not in admin.acl_users()
 
 
 def test_a_worker_that_is_silent_for_long_loses_its_access(

@@ -76,7 +76,7 @@ class Gate:
         self._leases = Leases(client, namespace, lease_s)
         self._board = PresenceBoard(client, namespace, lease_s)
         self._seen_at = 0.0
-        self._idle = True
+        self._idle = False  # of what an earlier enqueuer left, nothing may stay
         self._able = True
 
     def tick(self) -> None:
@@ -92,8 +92,9 @@ class Gate:
             self._notice_presence(members)
             self.reconcile()
         except redis.exceptions.NoPermissionError:
-            self._able = False
-            log.warning("workers cannot join by token: this Redis user may not administer users")
+            self._able = idle  # for now nobody wants to join
+            if not idle:
+                log.warning("workers cannot join by token: this Redis user may not administer users")
         self._idle = idle
 
     # -- tokens -------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Gate:
         with writing(self._engine) as connection:  # first: a user that SQL does not know is deleted
             store.add_token(connection, token.id, token.digest, role, utc_now() + timedelta(seconds=ttl_s))
         try:
-            self._make_user(join_user(self._namespace, token.id), token.password, self._join_rules(token.id))
+            self._make_user(join_user(self._namespace, token.id), _sha256(token.password), self._join_rules(token.id))
         except redis.RedisError:
             with writing(self._engine) as connection:
                 store.revoke_token(connection, token.id)
@@ -148,7 +149,7 @@ class Gate:
                 admitted = store.admit(connection, token.id, worker)
         if not admitted:
             return None
-        self._make_user(self._user(worker.name), password, self._rules(worker))
+        self._let_in(worker)
         log.info("a worker joined", worker=worker.name, role=worker.role)
         settings = {"TUNA_WORKER_NAME": worker.name, "TUNA_NAMESPACE": self._namespace, **self._settings}
         return Answer(username=self._user(worker.name), password=password, settings=settings)
@@ -179,10 +180,10 @@ class Gate:
         asking = {name: row for name, row in tokens.items() if self._may_ask(row, now, there)}
         for name, row in asking.items():
             if name not in there:
-                self._make_user(name, password_of(row.digest), self._join_rules(row.id))
+                self._make_user(name, _sha256(password_of(row.digest)), self._join_rules(row.id))
         for name, member in members.items():
             if name not in there:
-                self._make_user(name, member.password, self._rules(member), hashed=True)
+                self._let_in(member)
             if member.state != "active":
                 self.order(member.name, member.state)
         for name in ours - asking.keys() - members.keys():
@@ -235,8 +236,16 @@ class Gate:
                 for name in gone:
                     store.set_state(connection, name, "gone")
 
-    def _make_user(self, name: str, password: str, rules: Sequence[str], *, hashed: bool = False) -> None:
-        secret = password if hashed else _sha256(password)
+    def _let_in(self, worker: store.NewWorker) -> None:
+        """Make the user of a member, unless somebody revoked it meanwhile: then their delete came before our make."""
+        self._make_user(self._user(worker.name), worker.password, self._rules(worker))
+        with reading(self._engine) as connection:
+            still = worker.name in {member.name for member in store.members(connection)}
+        if not still:
+            self.put_out(worker.name)
+
+    def _make_user(self, name: str, secret: str, rules: Sequence[str]) -> None:
+        """`secret`: SHA-256 of the password."""
         self._admin.execute_command("ACL SETUSER", name, "reset", "on", f"#{secret}", "resetchannels", *rules)
 
     def _user(self, worker: str) -> str:
@@ -246,7 +255,7 @@ class Gate:
         keys = [request_key(self._namespace, token_id), answer_key(self._namespace, token_id)]
         return [*(f"~{_literally(key)}" for key in keys), *_allowed(_JOIN_COMMANDS)]
 
-    def _rules(self, worker: store.NewWorker | store.Member) -> list[str]:
+    def _rules(self, worker: store.NewWorker) -> list[str]:
         """What a member may do: its own queues, its own presence, and what all workers of this database share."""
         prefix = f"tuna:{{{self._namespace}}}:"
         queues = [queue_name(False, toolchain, "") for toolchain in worker.toolchains]
