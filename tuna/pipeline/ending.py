@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import redis
 import structlog
 from celery import Celery
 from celery.worker import state
 
+from tuna.errors import ServiceError
 from tuna.pipeline.connection import connect, queue_depth
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.wire import Chunk, Report, ReportKind
@@ -75,8 +77,11 @@ class Ending:
 
 def give_back_all(settings: Settings) -> None:
     """Give back every chunk that this worker has, begun or not."""
-    for chunk in in_hand():
-        give_back(settings, chunk)
+    try:
+        for chunk in in_hand():
+            give_back(settings, chunk)
+    except (redis.RedisError, ServiceError) as error:
+        log.warning("what is in hand cannot be given back; it is repeated when its lease ends", error=str(error))
 
 
 def give_back(settings: Settings, chunk: Chunk) -> None:

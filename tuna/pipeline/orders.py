@@ -17,6 +17,9 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+#: Between asking a worker to end and insisting on it.
+_INSIST_S = 1.0
+
 
 def namespaces(client: redis.Redis, settings: Settings) -> list[str]:
     """The databases that this process works for, as far as Redis tells."""
@@ -57,6 +60,8 @@ class Orders:
             except redis.AuthenticationError:
                 log.error("this worker was put out: Redis does not know it any more")
                 self._leave()
+                pause.wait(_INSIST_S)
+                self._leave()  # at once: what it has in hand does not count any more
                 return
             except redis.RedisError as error:
                 log.debug("orders cannot be read", error=str(error))

@@ -1,0 +1,96 @@
+"""Celery workers that joined by token: they can do all they need with their own Redis user, and nothing once revoked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import accepted, make_jobs, states
+from processes import Processes
+from redis_server import redis_on_port, with_password
+
+from tuna.db.engine import reading
+from tuna.db.models import StepResult
+from tuna.settings import get_settings
+
+Eventually = Callable[[Callable[[], object], float], None]
+ADMIN = "the admin's"
+
+
+@pytest.fixture()
+def url(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Redis that the settings name with the admin's password; its URL without one."""
+    with redis_on_port(ADMIN) as found:
+        monkeypatch.setenv("TUNA_BROKER_URL", with_password(found, ADMIN))
+        get_settings.cache_clear()
+        yield found
+
+
+def _tuna(*words: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "tuna", *words], check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    ).stdout.strip()
+
+
+def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
+    url: str,
+    engine: sa.Engine,
+    processes: Processes,
+    eventually: Eventually,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_jobs(engine, 3, options={"sleep_s": 0.15})
+    processes.enqueuer()
+    admin: redis.Redis = redis.Redis.from_url(os.environ["TUNA_BROKER_URL"])
+
+    def joined(role: str) -> psutil.Popen:
+        """A worker that knows its token's line and nothing else of this installation."""
+        line = _tuna("token", "create", "--role", role, "--url", url)
+        with monkeypatch.context() as its:
+            for name in [name for name in os.environ if name.startswith("TUNA_")]:
+                its.delenv(name)
+            its.setenv("TUNA_HOME", str(tmp_path / f"home-{role}-{os.urandom(4).hex()}"))
+            its.setenv("TUNA_JOIN", line)
+            return processes.start("tuna", "worker", role)
+
+    compiler = joined("compile")
+    victim = joined("eval")
+    eventually(lambda: states(engine).get("evaluated", 0) > 0, 60)
+    name = next(worker["name"] for worker in json.loads(_tuna("workers", "--json")) if worker["role"] == "eval")
+    member = name.partition(":")[0]
+    assert any(member in user for user in admin.acl_users())
+    _tuna("workers", "revoke", member)
+    done = {job for job, step, _ in accepted(engine) if step == "measure"}
+    assert not any(member in user for user in admin.acl_users())
+    assert len(done) < 30, "it was put out too late to show anything"
+    assert victim.wait(30) is not None, "a worker that was put out ends by itself"
+
+    heir = joined("eval")
+    eventually(lambda: states(engine) == {"evaluated": 30}, 60)
+    assert {count for *_, count in accepted(engine)} == {1}
+    with reading(engine) as connection:
+        rows = connection.execute(
+            sa.select(StepResult.job_id, StepResult.worker, StepResult.cause, StepResult.ok)
+        ).all()
+    assert {row.cause for row in rows if not row.ok} <= {"worker_lost"}
+    assert len({row.worker.partition(":")[0] for row in rows if row.ok}) == 3
+    late = {row.job_id for row in rows if row.worker.startswith(member) and row.ok} - done
+    assert len(late) < 10, "no more than what was in the stream when it was put out"
+    for worker in (compiler, heir):
+        worker.send_signal(signal.SIGTERM)
+    assert [worker.wait(30) for worker in (compiler, heir)] == [0, 0]
+    assert not any(member in user for user in admin.acl_users())
+    log = (tmp_path / "home" / "log").read_text()
+    assert "this worker was put out" in log
+    assert "Traceback" not in log
+    assert ADMIN not in log
