@@ -13,9 +13,11 @@ import os
 import socket
 import sys
 import traceback
+import warnings
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning
 from celery.signals import (
     celeryd_after_setup,
     celeryd_init,
@@ -62,6 +64,8 @@ def _make() -> Celery:
         worker_enable_remote_control=not get_settings().namespace,  # one that joined could give orders to others
         enable_utc=True,
     )
+    # At each lost connection Celery asks to think about a setting of which we have.
+    warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning)
     made.task(name="tuna.run_chunk", ignore_result=True, acks_late=True)(tasks.run_chunk)
     return made
 
@@ -83,6 +87,8 @@ celery_app = app = _or_exit(_make)
 
 @celeryd_init.connect
 def _start_services(**_: Any) -> None:
+    _set_up_logs()
+    logging.captureWarnings(True)  # Celery's own would be no JSON
     die_with_parent("worker")
     _or_exit(lambda: ensure_services(get_settings()))
     _or_exit(lambda: connect(get_settings()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -199,6 +200,7 @@ def test_a_worker_with_the_settings_of_a_worker_joins(redis_url: str, secrets: P
     config.write_text(f'broker_url = "{redis_url}"\n')
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))}
     environment |= {"TUNA_CONFIG": str(config), "TUNA_HOME": str(tmp_path / "home")}
+    environment |= {name: COMPOSE["x-environment"][name] for name in ("TUNA_LOG_LEVEL", "TUNA_LOG_FORMAT")}
     command = [sys.executable, "-m", "tuna", "worker", "eval"]
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
@@ -210,7 +212,9 @@ def test_a_worker_with_the_settings_of_a_worker_joins(redis_url: str, secrets: P
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         process.terminate()  # what SLURM, docker and Kubernetes send first
         assert process.wait(timeout=30) == 0
-        assert (secrets / "redis-password").read_text() not in (tmp_path / "log").read_text()
+        log = (tmp_path / "log").read_text()
+        assert (secrets / "redis-password").read_text() not in log
+        assert any("ready" in json.loads(line)["message"] for line in log.splitlines()), "all of it is JSON"
         assert not (tmp_path / "home" / "tuna.sqlite").exists()
     finally:
         process.kill()

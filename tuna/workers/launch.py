@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tuna.errors import ServiceError
+from tuna.settings import get_settings
 from tuna.workers.lifetime import WITH_PARENT
 
 #: What a worker has, beyond its own bound, to give back what it could not finish.
@@ -101,10 +102,12 @@ def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subproce
 def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker, as a person would type it."""
     name = f"{spec.title}-{os.getpid()}@%h"
+    settings = get_settings()
+    quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is no JSON
     return [
-        sys.executable, "-m", "celery", "-A", "tuna.celery_app", "worker",
+        sys.executable, "-m", "celery", "-A", "tuna.celery_app", *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
-        "--without-gossip", "--without-mingle", "--loglevel", "WARNING",
+        "--without-gossip", "--without-mingle", "--loglevel", settings.log_level,
     ]  # fmt: skip
 
 
