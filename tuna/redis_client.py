@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 
@@ -13,6 +13,14 @@ def patient(url: str, **options: Any) -> redis.Redis:
     """A client that gets over a short absence of the server; nothing is asked yet. Raises ValueError for the URL."""
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
     client: redis.Redis = redis.Redis.from_url(url, socket_connect_timeout=5, retry=retry, **options)
+    return client
+
+
+def hasty(url: str, wait_s: float) -> redis.Redis:
+    """A client that asks once and waits for `wait_s` at most. Raises ValueError for the URL."""
+    client: redis.Redis = redis.Redis.from_url(
+        url, socket_connect_timeout=wait_s, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
+    )
     return client
 
 

@@ -192,7 +192,7 @@ def test_exec_says_so_when_the_broker_is_away(fish: TypeIn, monkeypatch: pytest.
     get_settings.cache_clear()
     ended = fish("go_fish", "miopen", "-e", "true")
     assert ended.code == 5
-    assert ended.err.startswith("Error: The broker cannot be used: ")
+    assert ended.err.startswith("Error: The broker, redis at 127.0.0.1, does not answer: ")
     assert "hunter2" not in ended.err
 
 

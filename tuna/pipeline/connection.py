@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import redis
@@ -12,6 +14,9 @@ from tuna import redis_client
 from tuna.embedded_redis import EmbeddedRedis, socket_path
 from tuna.errors import ServiceError
 from tuna.settings import Settings
+
+if TYPE_CHECKING:
+    from kombu import Connection
 
 
 def uses_embedded(settings: Settings) -> bool:
@@ -79,6 +84,22 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
         raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: tuna doctor") from None
     return client
+
+
+@contextlib.contextmanager
+def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
+    """A connection to the broker, of whichever kind; raises ServiceError unless it answers within `wait_s`."""
+    from kombu import Connection
+
+    url = broker_url(settings)
+    with Connection(url, connect_timeout=wait_s) as connection:
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=wait_s)
+        except Exception as error:  # each transport has errors of its own
+            parts = urlsplit(url)
+            where = f"{parts.scheme} at {parts.hostname or 'localhost'}"
+            raise ServiceError(f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL") from None
+        yield connection
 
 
 def queue_depth(connection: Any, queue: str) -> int:

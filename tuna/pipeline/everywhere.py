@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kombu.exceptions import OperationalError
-
-from tuna.errors import BadInput, ServiceError
-from tuna.pipeline.connection import broker_url, ensure_services
+from tuna.errors import BadInput
+from tuna.pipeline.connection import connect_broker, ensure_services
 from tuna.settings import Settings
 from tuna.workers.sandbox import run
 
 LIMIT_S = 60.0
 #: Name of the remote-control command.
 CONTROL = "tuna_exec"
-_ANSWER_S = 3.0
+_ANSWER_S = 3
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,8 @@ def execute(command: str, settings: Settings) -> list[Answer]:
     ensure_services(settings)
     from tuna.celery_app import app
 
-    with app.connection_for_write(broker_url(settings)) as connection:
-        try:
-            connection.ensure_connection(max_retries=1, timeout=_ANSWER_S)
-        except OperationalError as error:
-            raise ServiceError(f"The broker cannot be used: {error}.", hint="run: tuna doctor") from None
-    workers = list(app.control.inspect(timeout=_ANSWER_S).ping() or {})
+    with connect_broker(settings, _ANSWER_S):  # what asks the workers below would wait for ever
+        workers = list(app.control.inspect(timeout=_ANSWER_S).ping() or {})
     answers = [Answer(host=socket.gethostname(), **run_here(words))]
     if workers:
         replies = app.control.broadcast(

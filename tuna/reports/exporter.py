@@ -6,18 +6,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import redis
 import sqlalchemy as sa
 import structlog
-from kombu import Connection
 from sqlalchemy.exc import DBAPIError
 
+from tuna import redis_client
 from tuna.db import models, overview, sessions
 from tuna.db.engine import reading
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.pipeline.connection import broker_url, queue_depth, redis_url
+from tuna.pipeline.connection import connect_broker, queue_depth, redis_url
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.presence import PresenceBoard
 from tuna.pipeline.wire import queue_name
@@ -84,10 +83,7 @@ class Collector:
                 samples.set("tuna_device_idle_ratio", total.idle_share, session_id)
 
     def _from_redis(self, samples: Samples) -> None:
-        client: Any = redis.Redis.from_url(
-            redis_url(self._settings), socket_connect_timeout=_WAIT_S, socket_timeout=_WAIT_S
-        )
-        with client:
+        with redis_client.hasty(redis_url(self._settings), _WAIT_S) as client:
             client.ping()
             if self._namespace is None:
                 return
@@ -101,11 +97,7 @@ class Collector:
                 samples.set("tuna_workers", number, role)
 
     def _from_broker(self, samples: Samples) -> None:
-        with Connection(broker_url(self._settings), connect_timeout=_WAIT_S) as connection:
-            try:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
-            except Exception as error:  # each transport has errors of its own
-                raise ServiceError(f"The broker does not answer: {error}") from None
+        with connect_broker(self._settings, _WAIT_S) as connection:
             for queue in sorted(self._queues):
                 samples.set("tuna_queue_items", queue_depth(connection, queue), queue)
 

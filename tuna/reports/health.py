@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tuna.db.engine import reading
-from tuna.errors import ServiceError
 from tuna.pipeline import connection as services
 from tuna.settings import Settings
 
@@ -187,16 +186,9 @@ def _redis_rights(client: Any) -> Finding:
 
 def of_broker(settings: Settings) -> Iterator[Finding]:
     """A broker that is not the Redis of results."""
-    from kombu import Connection
-
-    url = services.broker_url(settings)
-    parts = urlsplit(url)
+    parts = urlsplit(services.broker_url(settings))
     where = f"{parts.scheme} at {parts.hostname or 'localhost'}"
-    with Connection(url, connect_timeout=_BROKER_WAIT_S) as connection:
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=_BROKER_WAIT_S)
-        except Exception as error:  # each transport has errors of its own
-            raise ServiceError(f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL") from None
+    with services.connect_broker(settings, _BROKER_WAIT_S) as connection:
         transport: Any = connection.connection
         said = getattr(transport, "server_properties", {})
     name, version = str(said.get("product", parts.scheme)), str(said.get("version", ""))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -93,11 +93,12 @@ def live_workers(settings: Settings, namespace: str) -> tuple[Presence, ...] | N
     """The workers that announce themselves; None when Redis does not answer. Starts no embedded Redis."""
     import redis
 
+    from tuna import redis_client
     from tuna.pipeline.connection import redis_url
     from tuna.pipeline.presence import PresenceBoard
 
     try:
-        client: Any = redis.Redis.from_url(redis_url(settings), socket_connect_timeout=1, socket_timeout=1)
+        client = redis_client.hasty(redis_url(settings), 1.0)
         return tuple(PresenceBoard(client, namespace, settings.lease_s).live())
     except (redis.RedisError, OSError, ValueError, TunaError):
         return None
