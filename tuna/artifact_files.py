@@ -22,6 +22,7 @@ import fsspec
 import redis
 from fsspec.implementations.local import LocalFileSystem
 
+from tuna import redis_client
 from tuna.errors import ServiceError, StorageFull
 
 #: A larger file is damaged: no code object comes near.
@@ -155,7 +156,7 @@ class RedisFiles:
                     )
                 time.sleep(_POLL_S)
         except redis.ResponseError as error:
-            if "OOM" not in str(error):  # a script's own class of error differs between versions
+            if not redis_client.is_full(error):
                 raise
             raise StorageFull("Redis has no memory left for artifacts.") from error
 

@@ -58,6 +58,7 @@ def _make() -> Celery:
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # a broker may be away for a night
+        broker_channel_error_retry=True,  # or full, or tired of waiting for an acknowledgement
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,

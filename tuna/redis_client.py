@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import redis
+import structlog
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
+
+log = structlog.get_logger(__name__)
 
 
 def patient(url: str, **options: Any) -> redis.Redis:
@@ -22,6 +27,22 @@ def hasty(url: str, wait_s: float) -> redis.Redis:
         url, socket_connect_timeout=wait_s, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
     )
     return client
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether Redis refused a command for want of memory; its class differs between scripts and versions."""
+    return isinstance(error, redis.ResponseError) and "maxmemory" in str(error)
+
+
+@contextlib.contextmanager
+def unless_full() -> Iterator[None]:
+    """Leave out what Redis has no memory for, and say so."""
+    try:
+        yield
+    except redis.ResponseError as error:
+        if not is_full(error):
+            raise
+        log.warning("Redis is full: it takes nothing new until results are drained, or its maxmemory is raised")
 
 
 def text(value: Any) -> str:

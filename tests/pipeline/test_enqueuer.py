@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
+from kombu import Connection
 
 from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.libraries.base import RunContext
 from tuna.libraries.registry import get_library
+from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.enqueue import Enqueuer, SessionWork
 from tuna.pipeline.runner import Runner
@@ -39,14 +43,19 @@ class InProcess:
 
 
 @pytest.fixture()
-def enqueuer(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Enqueuer:
+def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[[], Enqueuer]:
     session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
     context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
     celery = InProcess(Runner(redis_client, settings.lease_s, context))
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
-    return Enqueuer(engine, redis_client, celery, settings, work)
+    return lambda: Enqueuer(engine, redis_client, celery, settings, work)
+
+
+@pytest.fixture()
+def enqueuer(make: Callable[[], Enqueuer]) -> Enqueuer:
+    return make()
 
 
 def test_every_job_is_done_once(engine: sa.Engine, enqueuer: Enqueuer) -> None:
@@ -66,3 +75,79 @@ def test_an_error_of_the_drain_ends_the_run(
     with pytest.raises(ValueError, match="a bug"):
         enqueuer.run(lambda: None, lambda: False)
     assert states(engine)["compile_queued"] > 0, "what was published stays claimed, for the next enqueuer to find"
+
+
+@contextlib.contextmanager
+def full(client: redis.Redis) -> Iterator[None]:
+    client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_a_redis_that_is_full_of_results_is_drained_by_an_enqueuer_that_starts_then(
+    engine: sa.Engine, make: Callable[[], Enqueuer], redis_client: redis.Redis
+) -> None:
+    make().publish()
+    (results,) = redis_client.keys("*:results")
+    assert redis_client.xlen(results) > 0
+    assert states(engine).get("compiled", 0) == 0
+    with full(redis_client):
+        second = make()
+        while second.drain.once():
+            pass
+        assert redis_client.xlen(results) == 0, "what is in SQL leaves Redis"
+        assert states(engine)["compiled"] > 0
+    second.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_while_redis_is_full_an_enqueuer_waits_and_then_goes_on(
+    engine: sa.Engine, make: Callable[[], Enqueuer], redis_client: redis.Redis
+) -> None:
+    with full(redis_client):
+        enqueuer = make()
+        done = lambda: states(engine) == {"evaluated": 400}  # noqa: E731
+        thread = threading.Thread(target=enqueuer.run, args=(lambda: None, done), daemon=True)
+        thread.start()
+        thread.join(2.0)
+        assert thread.is_alive()
+        assert states(engine) == {"new": 400}, "nothing is claimed that could not be published"
+    thread.join(60.0)
+    assert done()
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(redis_client: redis.Redis) -> None:
+    socket = redis_client.get_connection_kwargs()["path"]
+    with Connection(f"redis+socket://{socket}") as connection:
+        assert queue_depth(connection, "nobody's") == 0
+        connection.SimpleQueue("ours").put("x")
+        assert queue_depth(connection, "ours") == 1
+        with full(redis_client), pytest.raises(redis.ResponseError):
+            queue_depth(connection, "ours")
+
+
+def test_after_an_outage_workers_have_time_to_renew_their_leases(
+    engine: sa.Engine, enqueuer: Enqueuer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcess, "send_task", lambda *_, **__: None)
+    enqueuer.publish()
+    waiting = states(engine)
+    (leases,) = redis_client.keys("*:leases")
+    redis_client.zadd(leases, dict.fromkeys(redis_client.zrange(leases, 0, -1), 1))  # they ran out long ago
+    publish, outages = enqueuer.publish, [redis.ConnectionError("away")]
+
+    def away_once() -> int:
+        if outages:
+            raise outages.pop()
+        return publish()
+
+    monkeypatch.setattr(enqueuer, "publish", away_once)
+    enqueuer.run(lambda: None, lambda: not outages)
+    assert states(engine) == waiting
+    enqueuer._patient_until = 0.0
+    enqueuer._reaped_at = 0.0
+    enqueuer.reap_now_and_then()
+    assert states(engine) != waiting

@@ -19,6 +19,8 @@ _WRITE = "tuna_write"
 _LITTLE_BYTES = 1 << 17
 #: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
 _RETRY_CODES = frozenset({1205, 1213})
+#: MySQL's 'disk full' and 'the table is full'.
+_FULL_CODES = frozenset({1021, 1114})
 #: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away' and 'lost connection during query'.
 _OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013})
 
@@ -121,7 +123,7 @@ def _explained(engine: sa.Engine) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
-        if "disk is full" in text or "No space left" in text or ("disk I/O error" in text and _no_room(engine)):
+        if _code(error) in _FULL_CODES or "disk is full" in text or "No space left" in text or ("disk I/O error" in text and _no_room(engine)):
             raise StorageFull(f"There is no space left for the database {where}.") from error
         if _is_unusable(error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_last_words(text)}.") from error

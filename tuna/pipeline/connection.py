@@ -110,7 +110,9 @@ def queue_depth(connection: Any, queue: str) -> int:
     channel = connection.channel()
     try:
         count = int(channel.queue_declare(queue, passive=True).message_count)
-    except connection.channel_errors:
+    except connection.channel_errors as error:
+        if "NOT_FOUND" not in str(error):
+            raise
         return 0
     channel.close()
     return count

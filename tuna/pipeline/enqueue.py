@@ -22,6 +22,7 @@ import stamina
 import structlog
 from kombu.exceptions import OperationalError
 
+from tuna import redis_client
 from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import is_outage, reading, retrying, writing
@@ -62,9 +63,10 @@ def is_nearly_full(client: redis.Redis) -> bool:
     return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
 
 
-def _is_outage(error: Exception) -> bool:
+def _may_pass(error: Exception) -> bool:
+    """Whether waiting helps: a server is away, or Redis is so full of results that only draining goes on."""
     away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError)
-    return isinstance(error, away) or is_outage(error)
+    return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Enqueuer:
         self._tell_workers()
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
         self._dry_until: dict[str, float] = {}  # by step
-        self._reaped_at = 0.0
+        self._reaped_at = self._patient_until = 0.0
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
@@ -124,8 +126,10 @@ class Enqueuer:
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
                 stack.callback(setattr, self, "_drainer", None)
             while going:
-                for attempt in stamina.retry_context(_is_outage, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
                     with attempt:
+                        if attempt.num > 1:  # nor could workers renew their leases meanwhile
+                            self._patient_until = time.monotonic() + self._settings.lease_s / 2
                         going = self._round(tick, finished)
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
@@ -223,7 +227,7 @@ class Enqueuer:
         self._tell_workers()
         self._gate.tick()
         self.drain.take_over()
-        expired = self._leases.expired()
+        expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
         with reading(self._engine) as connection:
             steps = [step.name for step in self._work.library.steps]
             old = claim.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
@@ -242,10 +246,11 @@ class Enqueuer:
             log.warning("work was taken back", from_lost_workers=lost, from_lost_messages=again)
 
     def _tell_workers(self) -> None:
-        """What a worker needs before its first chunk; told again and again, for Redis may be wiped."""
-        self._client.sadd(NAMESPACES_KEY, self._work.namespace)
-        if self._key:
-            self._client.set(signing_key_name(self._work.namespace), self._key)
+        """What a worker needs before its first chunk; told again and again, for Redis may be wiped, or full just now."""
+        with redis_client.unless_full():
+            self._client.sadd(NAMESPACES_KEY, self._work.namespace)
+            if self._key:
+                self._client.set(signing_key_name(self._work.namespace), self._key)
 
     def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
         return claim.release(

@@ -96,7 +96,7 @@ class Leases:
     def drop(self, chunks: Sequence[str]) -> None:
         """Take the chunks away from whoever has them."""
         if chunks:
-            with self._client.pipeline(transaction=True) as pipe:
+            with self._client.pipeline(transaction=False) as pipe:  # a full Redis takes nothing within MULTI
                 pipe.zrem(self.leases_key, *chunks)
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()

@@ -50,7 +50,8 @@ class ResultStream:
     def open(self) -> None:
         """Make the consumer group; it is gone after Redis was wiped."""
         try:
-            self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+            with redis_client.unless_full():  # then the group is there, or there are no results
+                self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -83,9 +84,9 @@ class ResultStream:
         """Delete entries whose content is in SQL."""
         if entries:
             ids = [entry.id for entry in entries]
-            with self._client.pipeline(transaction=True) as pipe:
-                pipe.xack(self._key, GROUP, *ids)
+            with self._client.pipeline(transaction=False) as pipe:  # a full Redis takes nothing within MULTI
                 pipe.xdel(self._key, *ids)
+                pipe.xack(self._key, GROUP, *ids)
                 pipe.execute()
 
     def last_id(self) -> str:

@@ -19,6 +19,7 @@ import redis
 import stamina
 import structlog
 
+from tuna import redis_client
 from tuna.errors import StorageFull
 from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
 from tuna.pipeline.leases import Leases, new_id
@@ -39,7 +40,8 @@ class LeaseLost(Exception):
 
 def _may_come_back(error: Exception) -> bool:
     """Whether Redis may take it later; one that does not know us any more will not."""
-    return isinstance(error, redis.ConnectionError) and not isinstance(error, redis.AuthenticationError)
+    away = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.AuthenticationError)
+    return away or redis_client.is_full(error)
 
 
 class _Heartbeat:
