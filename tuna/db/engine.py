@@ -21,8 +21,9 @@ _LITTLE_BYTES = 1 << 17
 _RETRY_CODES = frozenset({1205, 1213})
 #: MySQL's 'disk full' and 'the table is full'.
 _FULL_CODES = frozenset({1021, 1114})
-#: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away' and 'lost connection during query'.
-_OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013})
+#: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away', 'lost connection during query',
+#: 'too many connections' (of all, of this user, of its share) and 'node not ready' (Galera).
+_OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047})
 
 
 def make_engine(url: str) -> sa.Engine:
@@ -123,11 +124,15 @@ def _explained(engine: sa.Engine) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
-        if _code(error) in _FULL_CODES or "disk is full" in text or "No space left" in text or ("disk I/O error" in text and _no_room(engine)):
+        if _is_full(error, text) or ("disk I/O error" in text and _no_room(engine)):
             raise StorageFull(f"There is no space left for the database {where}.") from error
         if _is_unusable(error, text):
             raise DatabaseError(f"The database {where} cannot be used: {_last_words(text)}.") from error
         raise
+
+
+def _is_full(error: DBAPIError, text: str) -> bool:
+    return _code(error) in _FULL_CODES or "disk is full" in text or "No space left" in text
 
 
 def _no_room(engine: sa.Engine) -> bool:
@@ -138,7 +143,7 @@ def _no_room(engine: sa.Engine) -> bool:
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:
     signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write")
-    codes = (1044, 1045, 1049, 2002, 2003, 2005, 2006, 2013)  # no rights, no such database, no server
+    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}  # no rights, no such database, no such host
     return any(sign in text for sign in signs) or _code(error) in codes
 
 
