@@ -15,7 +15,7 @@ import errno
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import fsspec
@@ -23,7 +23,7 @@ import redis
 from fsspec.implementations.local import LocalFileSystem
 
 from tuna import redis_client
-from tuna.errors import ServiceError, StorageFull
+from tuna.errors import ServiceError, StorageFull, StoreAway
 
 #: A larger file is damaged: no code object comes near.
 MAX_BYTES = 1 << 30
@@ -32,6 +32,8 @@ _KEPT_S = 86400
 _RELEASED_S = 900
 _WAIT_S = 300.0
 _POLL_S = 0.5
+#: The file that tells a store from an empty folder.
+_MARK = "tuna-artifacts"
 
 
 class Files(Protocol):
@@ -40,10 +42,16 @@ class Files(Protocol):
     forgets: bool  #: whether files expire, so that writing one again makes it stay
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError when it is not there or absurdly large."""
+        """The bytes; raises FileNotFoundError when it is not there or absurdly large, StoreAway when nobody can tell."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Store; raises StorageFull when there is no room, ServiceError when it is unusable."""
+        """Store; raises StorageFull when there is no room, StoreAway when it cannot be done."""
+
+    def prepare(self) -> None:
+        """Make it a store that `check` knows; raises what `write` does."""
+
+    def check(self) -> None:
+        """Raise StoreAway if this is not the store that was prepared: a folder may not be mounted on every machine."""
 
     def local(self, name: str) -> str | None:
         """Its path on this machine, where it has one."""
@@ -71,25 +79,55 @@ class UrlFiles:
     def read(self, name: str) -> bytes:
         """The bytes; raises FileNotFoundError when they are not there or absurdly many."""
         place = self._place(name)
-        if self._fs.size(place) > MAX_BYTES:
-            raise FileNotFoundError(place)
-        data: bytes = self._fs.cat_file(place)
+        with self._answering("read"):
+            if self._fs.size(place) > MAX_BYTES:
+                raise FileNotFoundError(place)
+            data: bytes = self._fs.cat_file(place)
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write beside its place, then rename."""
-        place = self._place(name)
-        temporary = f"{place}.{uuid.uuid4().hex}.tmp"
+        """Store the bytes whole."""
+        self._write(self._place(name), data)
+
+    def prepare(self) -> None:
+        """Leave the mark that `check` looks for."""
         try:
-            self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
-            self._fs.pipe_file(temporary, data)
-            self._fs.mv(temporary, place)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._fs.rm_file(temporary)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self.check()
+        except StoreAway:
+            self._write(f"{self._root}/{_MARK}", b"Artifacts of Tuna. Workers stop where they do not see this file.\n")
+
+    def check(self) -> None:
+        """Raise StoreAway when the mark is not there."""
+        with self._answering("read"):
+            there = self._fs.exists(f"{self._root}/{_MARK}")
+        if not there:
+            hint = f"is it mounted on this machine? An enqueuer leaves {_MARK} in it"
+            raise StoreAway(f"The artifact store {self._root} is not there or empty.", hint=hint)
+
+    def _write(self, place: str, data: bytes) -> None:
+        """Write beside its place, then rename."""
+        temporary = f"{place}.{uuid.uuid4().hex}.tmp"
+        with self._answering("written"):
+            try:
+                self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
+                self._fs.pipe_file(temporary, data)
+                self._fs.mv(temporary, place)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._fs.rm_file(temporary)
+                raise
+
+    @contextlib.contextmanager
+    def _answering(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"There is no space left in the artifact store {self._root}.") from error
-            raise ServiceError(f"The artifact store {self._root} cannot be written: {error.strerror}.") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise StoreAway(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
 
     def local(self, name: str) -> str | None:
         """The path, if the store is a folder of this machine."""
@@ -138,7 +176,8 @@ class RedisFiles:
 
     def read(self, name: str) -> bytes:
         """The bytes; raises FileNotFoundError when they are not there (any more)."""
-        data: Any = self._client.get(self._prefix + name)
+        with _answering():
+            data: Any = self._client.get(self._prefix + name)
         if data is None:
             raise FileNotFoundError(name)
         return bytes(data)
@@ -147,7 +186,7 @@ class RedisFiles:
         """Store for a day; waits while the bound is reached."""
         keys = [self._prefix + name, *self._index]
         deadline = time.monotonic() + self._wait_s
-        try:
+        with _answering():
             while not self._write(keys=keys, args=[name, data, _KEPT_S * 1000, self._bound_bytes]):
                 if len(data) > self._bound_bytes or time.monotonic() >= deadline:
                     raise StorageFull(
@@ -155,10 +194,12 @@ class RedisFiles:
                         hint="set TUNA_ARTIFACTS_MIB, or TUNA_ARTIFACTS_URL to a shared folder or S3",
                     )
                 time.sleep(_POLL_S)
-        except redis.ResponseError as error:
-            if not redis_client.is_full(error):
-                raise
-            raise StorageFull("Redis has no memory left for artifacts.") from error
+
+    def prepare(self) -> None:
+        """Redis needs nothing."""
+
+    def check(self) -> None:
+        """There is one Redis, and who is here has reached it."""
 
     def local(self, name: str) -> str | None:
         """Redis has no paths."""
@@ -172,3 +213,15 @@ class RedisFiles:
                 pipe.expire(self._prefix + name, _RELEASED_S)
                 pipe.zadd(self._index[0], {name: (seconds + _RELEASED_S) * 1000}, xx=True)
             pipe.execute()
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        if redis_client.is_full(error):
+            raise StorageFull("Redis has no memory left for artifacts.") from error
+        if isinstance(error, redis.AuthenticationError | redis.ResponseError):
+            raise
+        raise StoreAway(f"Redis, which holds the artifacts, does not answer: {error}.") from error

@@ -97,6 +97,14 @@ class Artifacts:
             temporary.replace(target)
         return target
 
+    def prepare(self) -> None:
+        """Make it a store that workers know as theirs; for an enqueuer, before it gives them work."""
+        self._files.prepare()
+
+    def check(self) -> None:
+        """Raise StoreAway if this is not the store that an enqueuer prepared."""
+        self._files.check()
+
     @property
     def forgets(self) -> bool:
         """Whether `release` is worth its while."""

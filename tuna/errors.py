@@ -49,6 +49,10 @@ class LibraryMissing(TunaError):
     exit_code = 6
 
 
+class StoreAway(ServiceError):
+    """The artifact store does not answer, or not as one that is ours."""
+
+
 class StorageFull(TunaError):
     """There is no space left where Tuna has to write."""
 

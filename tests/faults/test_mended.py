@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from tuna.artifacts import Artifacts
 from tuna.configs import GemmConfig
 from tuna.db.engine import is_outage, make_engine, reading
-from tuna.errors import DatabaseError, StorageFull
+from tuna.errors import DatabaseError, StorageFull, StoreAway
 from tuna.libraries.base import RunContext, Step, StepResult, WorkItem, result_of
 from tuna.pipeline import runner
 from tuna.pipeline.leases import Leases
@@ -24,17 +24,21 @@ from tuna.pipeline.wire import Chunk, ReportKind
 
 
 class _Full(FaultLibrary):
-    """The store has room for one item."""
+    """The store has room for one item, or goes away after one."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         yield result_of(items[0], ok=True)
-        raise StorageFull("no room")
+        raise self._error
 
 
+@pytest.mark.parametrize("error", [StorageFull("no room"), StoreAway("no room")])
 def test_a_worker_without_room_gives_back_what_it_could_not_store(
-    redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(runner, "_FULL_S", 0.0)
+    monkeypatch.setattr(runner, "_UNFIT_S", 0.0)
     config = GemmConfig(m=8, n=8, k=8).to_json()
     items = tuple(
         WorkItem(job_id=n, attempt=1, session_id=1, library="faults", step="build", solver="Fault0", config=config)
@@ -46,7 +50,7 @@ def test_a_worker_without_room_gives_back_what_it_could_not_store(
     leases = Leases(redis_client, "n", 2.0)
     leases.open(["c"])
     context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,))
-    assert runner.Runner(redis_client, 2.0, context).run(chunk, _Full()) == "returned"
+    assert runner.Runner(redis_client, 2.0, context).run(chunk, _Full(error)) == "returned"
     report = ResultStream(redis_client, leases.results_key, "me").read(10, None)[-1].report
     assert report
     assert (report.kind, report.reason) == (ReportKind.RETURNED, "no room")

@@ -91,6 +91,24 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
+def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charged(
+    engine: sa.Engine, processes: Processes, eventually: Eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_jobs(engine, 1, steps="build")
+    enqueuer = processes.enqueuer()
+    with monkeypatch.context() as there:
+        there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
+        processes.start("tuna", "worker", "compile")
+    log = tmp_path / "home" / "log"
+    eventually(lambda: log.read_text().count("is it mounted on this machine?") >= 2, 60)
+    assert states(engine).keys() & {"compiled", "errored"} == set()
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "mount" / "tuna-artifacts").touch()
+    assert enqueuer.wait(60) == 0
+    assert states(engine) == {"compiled": 10}
+    assert _failures(engine) == 0
+
+
 def test_the_second_interrupt_ends_at_once(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
     make_jobs(engine, 1, steps="build", options={"sleep_s": 100})
     processes.enqueuer()

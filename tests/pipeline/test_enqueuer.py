@@ -17,12 +17,14 @@ from kombu import Connection
 from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import reading
-from tuna.libraries.base import RunContext
+from tuna.errors import StoreAway
+from tuna.libraries.base import RunContext, StepResult
 from tuna.libraries.registry import get_library
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.enqueue import Enqueuer, SessionWork
 from tuna.pipeline.runner import Runner
+from tuna.pipeline.winners import Winners
 from tuna.pipeline.wire import Chunk
 from tuna.settings import get_settings
 
@@ -151,3 +153,20 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
     enqueuer._reaped_at = 0.0
     enqueuer.reap_now_and_then()
     assert states(engine) != waiting
+
+
+def test_while_the_artifact_store_is_away_an_enqueuer_waits(
+    engine: sa.Engine, enqueuer: Enqueuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, aways = Winners.write, [StoreAway("away"), StoreAway("away")]
+
+    def away_twice(*words: Any) -> dict[int, StepResult]:
+        if aways:
+            raise aways.pop()
+        return write(*words)
+
+    monkeypatch.setattr(Winners, "write", away_twice)
+    enqueuer.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    assert not aways
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert len(accepted(engine)) == 800

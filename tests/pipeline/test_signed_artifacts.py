@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from fsspec.implementations.local import LocalFileSystem
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import ArtifactRefused, Artifacts
-from tuna.errors import BadInput, StorageFull
+from tuna.errors import BadInput, StorageFull, StoreAway
 from tuna.settings import Settings, get_settings
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -130,3 +133,41 @@ def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, m
     with pytest.raises(BadInput, match="TUNA_ARTIFACTS_KEY") as error:
         get_settings()
     assert "secret words" not in str(error.value)
+
+
+def test_a_folder_that_no_enqueuer_prepared_is_not_the_store(tmp_path: Path) -> None:
+    store = Artifacts((tmp_path / "mounted").as_uri(), tmp_path)
+    with pytest.raises(StoreAway, match="not there or empty") as error:
+        store.check()
+    assert "mounted" in (error.value.hint or "")
+    for _ in range(2):
+        store.prepare()
+        store.check()
+    assert len(list((tmp_path / "mounted").iterdir())) == 1
+
+
+def test_a_store_that_does_not_answer_is_not_one_that_lost_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Artifacts(tmp_path.as_uri(), tmp_path)
+    digest = store.put(b"code")
+    (tmp_path / digest[:2] / digest).unlink()
+    with pytest.raises(KeyError):
+        store.get(digest)
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    for call in ("size", "exists", "pipe_file"):
+        monkeypatch.setattr(LocalFileSystem, call, stale)
+    for ask in (lambda: store.get(digest), lambda: store.path(digest), store.check, lambda: store.put(b"other")):
+        with pytest.raises(StoreAway, match="Stale file handle"):
+            ask()
+
+
+def test_a_redis_that_is_away_is_a_store_that_is_away(tmp_path: Path) -> None:
+    client: redis.Redis = redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0))
+    store = Artifacts(RedisFiles(client, "n", 1000), tmp_path)
+    for ask in (lambda: store.get("0" * 64), lambda: store.put(b"code")):
+        with pytest.raises(StoreAway):
+            ask()

@@ -27,6 +27,7 @@ from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
+from tuna.errors import StoreAway
 from tuna.libraries.base import Environment, Library, Resource, Step
 from tuna.pipeline import claim
 from tuna.pipeline.connection import connect_admin, queue_depth
@@ -65,7 +66,7 @@ def is_nearly_full(client: redis.Redis) -> bool:
 
 def _may_pass(error: Exception) -> bool:
     """Whether waiting helps: a server is away, or Redis is so full of results that only draining goes on."""
-    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError)
+    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreAway)
     return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
 
 
@@ -105,6 +106,7 @@ class Enqueuer:
             self._key = sessions.secret(connection) if settings.artifacts_key is None else ""
         key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
         artifacts = Artifacts.from_settings(settings, work.namespace, key)
+        artifacts.prepare()
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts)
         self._client = client
         told = settings_of_members(settings, key)

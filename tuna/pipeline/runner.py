@@ -20,7 +20,7 @@ import stamina
 import structlog
 
 from tuna import redis_client
-from tuna.errors import StorageFull
+from tuna.errors import StorageFull, StoreAway
 from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.presence import Announcer
@@ -30,8 +30,9 @@ log = structlog.get_logger(__name__)
 
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
-#: A worker that has no room for what it makes waits this long before it gives the work back and is offered other work.
-_FULL_S = 2.0
+#: A worker that cannot work, or keep what it makes, waits this long before it gives the work back and is offered other.
+_UNFIT_S = 2.0
+_UNFIT = (StorageFull, StoreAway)
 
 
 class LeaseLost(Exception):
@@ -100,6 +101,8 @@ class Runner:
         if not leases.take(chunk.id, token, self._report(ReportKind.STARTED, chunk)):
             return "stale"
         if refusal:
+            log.error("work is refused", chunk=chunk.id, reason=refusal)
+            time.sleep(_UNFIT_S)
             leases.finish(chunk.id, token, self._report(ReportKind.RETURNED, chunk, reason=refusal))
             return "refused"
         step = library.step(chunk.step)
@@ -131,9 +134,9 @@ class Runner:
                 if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
                     self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
                     buffer, flushed_at = [], time.monotonic()
-        except StorageFull as error:  # no fault of the jobs': they would all be errored before somebody makes room
+        except _UNFIT as error:  # no fault of the jobs': they would all be errored before somebody mends it
             log.error("work is given back", chunk=chunk.id, reason=str(error))
-            time.sleep(_FULL_S)
+            time.sleep(_UNFIT_S)
             self._send(leases.finish, chunk, token, ReportKind.RETURNED, buffer, str(error))
             return "returned"
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
@@ -148,7 +151,7 @@ class Runner:
             for result in library.run(step, items, self._context):
                 if open_items.pop(result.job_id, None) is not None:
                     yield result
-        except StorageFull:
+        except _UNFIT:
             raise
         except Exception:  # a fault of the library's own code must not take the worker with it
             fault = traceback.format_exc()

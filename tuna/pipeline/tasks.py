@@ -16,7 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
-from tuna.errors import TunaError
+from tuna.errors import StoreAway, TunaError
 from tuna.libraries.base import Resource, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.pipeline.connection import connect
@@ -54,7 +54,13 @@ def _refusal(chunk: Chunk) -> str:
     served = queue_of(chunk.library, on_device=bool(chunk.environment))
     if isinstance(served, Unavailable):
         return served.reason
-    return "" if served == queue else f"this machine serves {served}, the session needs {queue}"
+    if served != queue:
+        return f"this machine serves {served}, the session needs {queue}"
+    try:
+        _artifacts(chunk.namespace).check()
+    except StoreAway as error:
+        return f"{error} {error.hint}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,18 @@ def served_queues(name: str) -> dict[str, str | Unavailable]:
 
 
 @functools.cache
+def _artifacts(namespace: str) -> Artifacts:
+    settings = get_settings()
+    return Artifacts.from_settings(settings, namespace, signing_key(connect(settings), settings, namespace))
+
+
+@functools.cache
 def _runner(namespace: str, *, on_device: bool) -> Runner:
     settings = get_settings()
     client = connect(settings)
     scratch = _scratch(settings.run_dir / "scratch")
     context = RunContext(
-        artifacts=Artifacts.from_settings(settings, namespace, signing_key(client, settings, namespace)),
+        artifacts=_artifacts(namespace),
         scratch=scratch,
         cpus=eval_cpus(settings) if on_device else compile_cpus(settings),
     )

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tuna.db.engine import reading
+from tuna.errors import StoreAway
 from tuna.pipeline import connection as services
 from tuna.settings import Settings
 
@@ -210,6 +211,13 @@ def of_artifacts(settings: Settings) -> Iterator[Finding]:
     store.release([digest])
     text = f"can be written and read, {1000 * (time.monotonic() - started):.0f} ms"
     yield Finding("artifacts", ok, text if ok else "what is read is not what was written")
+    if settings.artifacts_url is None:
+        return
+    try:
+        store.check()
+    except StoreAway as error:
+        text = "no enqueuer has used this store yet, or it is not the one that they use"
+        yield Finding("artifacts shared", True, text, f"on a worker: {error.hint}", warning=True)
 
 
 def _version(what: str, name: str, found: tuple[Any, ...], least: tuple[int, ...]) -> Finding:
