@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psutil
 
-from tuna.embedded_redis import program
+from tuna.testing.servers import mariadb_server, redis_server
 
 _DOCKER = Path(__file__).parent.parent / "docker"
-_START_S = 60.0
 _SAMPLE_S = 0.2
 
 
@@ -32,58 +27,10 @@ def home(kind: str) -> Iterator[Path]:
             del os.environ[variable]
         os.environ["TUNA_HOME"] = name
         if kind == "mariadb":
-            os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb(Path(name, "m")))
-            path = quote(str(stack.enter_context(redis(Path(name, "r")))))
-            os.environ |= {"TUNA_BROKER_URL": f"redis+socket://{path}", "TUNA_REDIS_URL": f"unix://{path}"}
+            os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb_server(defaults=_DOCKER / "mariadb.cnf"))
+            url = stack.enter_context(redis_server(str(_DOCKER / "redis.conf")))
+            os.environ |= {"TUNA_BROKER_URL": url.replace("unix", "redis+socket"), "TUNA_REDIS_URL": url}
         yield Path(name)
-
-
-@contextlib.contextmanager
-def mariadb(folder: Path) -> Iterator[str]:
-    """The URL of an empty database `tuna` on a MariaDB with docker/mariadb.cnf: durable commits, binary log."""
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    server, install = (shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db"))
-    if server is None or install is None:
-        raise SystemExit("MariaDB is not installed: apt-get install mariadb-server")
-    folder.mkdir(mode=0o700)
-    data, socket = folder / "data", folder / "s.sock"
-    user = ["--user=root"] if os.getuid() == 0 else []
-    subprocess.run(
-        [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", *user],
-        check=True,
-        capture_output=True,
-    )
-    settings = [f"--defaults-file={_DOCKER / 'mariadb.cnf'}", f"--datadir={data}", f"--socket={socket}"]
-    with _server([server, *settings, "--skip-networking", *user], socket, folder / "log"):
-        client = shutil.which("mariadb", path=path) or "mysql"
-        subprocess.run([client, "--no-defaults", f"-S{socket}", "-uroot", "-eCREATE DATABASE tuna"], check=True)
-        yield f"mysql+pymysql://root@localhost/tuna?unix_socket={socket}"
-
-
-@contextlib.contextmanager
-def redis(folder: Path) -> Iterator[Path]:
-    """The socket of a Redis with docker/redis.conf: append-only file, synced every second."""
-    folder.mkdir(mode=0o700)
-    socket = folder / "s.sock"
-    command = [program(), str(_DOCKER / "redis.conf"), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
-    with _server(command, socket, folder / "log"):
-        yield socket
-
-
-@contextlib.contextmanager
-def _server(command: list[str], socket: Path, log: Path) -> Iterator[None]:
-    with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + _START_S
-        while not socket.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{command[0]} did not start: {log.read_text(errors='replace')[-1000:]}")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def peak_mib() -> float:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +20,7 @@ from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.settings import get_settings
 from tuna.testing.rocm import install
-
-_START_S = 60.0
+from tuna.testing.servers import find, mariadb_server, wait_until
 
 # A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,47 +28,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
-def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def mariadb_url() -> Iterator[str]:
     """Base URL of a MariaDB server: TUNA_TEST_MARIADB_URL, else one that is started for these tests."""
     given = os.environ.get("TUNA_TEST_MARIADB_URL")
     if given:
         yield given
         return
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
-    need(server and install, "MariaDB (apt-get install mariadb-server)")
-    assert server
-    assert install
-    folder = Path("/tmp") / f"tuna-mariadb-{uuid.uuid4().hex[:8]}"  # a socket's path must be short
-    data, socket = folder / "data", folder / "s.sock"
-    folder.mkdir(mode=0o700)
-    user = ["--user=root"] if os.getuid() == 0 else []
-    subprocess.run(
-        [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", *user],
-        check=True,
-        capture_output=True,
-    )
-    options = [
-        "--no-defaults",
-        f"--datadir={data}",
-        f"--tmpdir={folder}",  # at its start a server clears the temporary tables of all others from /tmp
-        f"--socket={socket}",
-        "--skip-networking",
-        "--innodb-buffer-pool-size=64M",
-    ]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen([server, *options, *user], stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + _START_S
-        while not socket.exists():
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "MariaDB did not start"
-            time.sleep(0.05)
-        yield f"mysql+pymysql://root@localhost/mysql?unix_socket={socket}"
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
+    with mariadb_server("--innodb-buffer-pool-size=64M") as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
@@ -150,11 +114,4 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 @pytest.fixture()
 def eventually() -> Callable[[Callable[[], object], float], None]:
     """`eventually(condition, seconds)`: poll until it holds."""
-
-    def wait(condition: Callable[[], object], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
-            time.sleep(0.05)
-
-    return wait
+    return wait_until

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ import sqlalchemy as sa
 
 from tuna.db import schema
 from tuna.db.engine import make_engine
-from tuna.embedded_redis import program
 from tuna.reports import health
 from tuna.reports.health import Finding
 from tuna.settings import Settings
+from tuna.testing.servers import redis_server, with_password
 
 Type = Callable[..., Any]
 PASSWORD = "it's-a-secret"  # noqa: S105
@@ -30,24 +30,15 @@ def _by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
 
 
 @pytest.fixture
-def start_redis(tmp_path: Path, eventually: Callable[..., None]) -> Iterator[Callable[..., str]]:
+def start_redis() -> Iterator[Callable[..., str]]:
     """`start_redis("--appendonly", "yes")`: the URL of a server with a password."""
-    started: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*words: str, password: str = PASSWORD) -> str:
-        folder = Path("/tmp") / f"tuna-doctor-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(mode=0o700)
-        socket = folder / "s"
-        secret = ["--requirepass", password] if password else []
-        command = [program(), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), *secret, *words]
-        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        eventually(socket.exists, 20.0)
-        return f"unix://:{password}@{socket}" if password else f"unix://{socket}"
+        def start(*options: str) -> str:
+            url = stack.enter_context(redis_server("--requirepass", PASSWORD, *options))
+            return with_password(url, PASSWORD)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+        yield start
 
 
 def _redis(url: str, tmp_path: Path) -> dict[str, Finding]:
@@ -55,7 +46,7 @@ def _redis(url: str, tmp_path: Path) -> dict[str, Finding]:
 
 
 def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path) -> None:
-    url = start_redis("--appendonly", "yes", "--save", "")
+    url = start_redis("--appendonly", "yes")
     client = redis.Redis.from_url(url)
     client.acl_setuser(
         "tuna", enabled=True, passwords=["+p"], keys=["*"], channels=["*"],

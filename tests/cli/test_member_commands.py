@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis_server import redis_on_port, with_password
 
 from tuna.cli.database import open_database
 from tuna.cli.members import join_line
@@ -19,6 +18,7 @@ from tuna.libraries.registry import get_library
 from tuna.pipeline.members import Gate, order_key
 from tuna.pipeline.presence import Presence, PresenceBoard
 from tuna.settings import get_settings
+from tuna.testing.servers import redis_server, with_password
 from tuna.workers.membership import Facts, join
 
 ADMIN = "the-admins"
@@ -26,7 +26,7 @@ ADMIN = "the-admins"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with redis_on_port(ADMIN) as url:
+    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as url:
         yield url
 
 

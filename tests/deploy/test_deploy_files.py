@@ -44,6 +44,7 @@ from shared_data import need
 from tuna.cli.main import tuna
 from tuna.pipeline.wire import queue_name
 from tuna.settings import Settings
+from tuna.testing.servers import find
 
 # -- they parse -------------------------------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ def test_mariadb_knows_every_option_of_its_file() -> None:
         "sync-binlog": "1",
     }
     assert wanted.items() <= dict(config["mariadbd"]).items()
-    server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
+    server = find("mariadbd")
     need(server, "MariaDB (apt-get install mariadb-server)")
     command = [str(server), f"--defaults-file={DOCKER / 'mariadb.cnf'}", "--verbose", "--help"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from tuna.pipeline.leases import Leases
 from tuna.pipeline.members import Gate
 from tuna.pipeline.results import ResultStream
 from tuna.settings import Settings
+from tuna.testing.servers import free_port, running
 from tuna.workers.membership import Facts, join
 
 
@@ -87,12 +87,6 @@ def test_made_settings_are_settings_of_tuna(secrets: Path, name: str, monkeypatc
     assert (settings.redis_admin_url is not None) == (name == "tuna.toml"), "no worker may make users"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def redis_url(secrets: Path) -> Iterator[str]:
     """A Redis that `redis-start` started as in its image, with a URL that has the password."""
@@ -101,29 +95,15 @@ def redis_url(secrets: Path) -> Iterator[str]:
     for name, line in stubs.items():
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
         (folder / name).chmod(0o755)
-    password, port = secrets / "redis-password", _free_port()
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "ACL_DIR": str(folder),
         "CREDENTIALS_DIRECTORY": str(secrets),
     }
-    command = [f"{folder}/redis-start", "redis.conf", "--port", str(port), "--bind", "127.0.0.1"]
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-    url = f"redis://tuna:{password.read_text()}@127.0.0.1:{port}/0"
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                redis.Redis.from_url(url).ping()
-                break
-            except redis.ConnectionError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    address = ("127.0.0.1", free_port())
+    command = [f"{folder}/redis-start", "redis.conf", "--port", str(address[1]), "--bind", address[0]]
+    with running(command, address, folder / "redis.log", environment, folder):
+        yield f"redis://tuna:{(secrets / 'redis-password').read_text()}@127.0.0.1:{address[1]}/0"
 
 
 def test_the_default_user_of_redis_is_off_and_ours_cannot_administer(redis_url: str, secrets: Path) -> None:

@@ -14,17 +14,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pymysql
 import redis
 import stepped_clock
 from fault_library import LOG
 from shared_data import need
 
 from tuna.embedded_redis import program
+from tuna.testing.servers import ending_with_us, find, install_mariadb, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
@@ -35,28 +34,18 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class ClusterError(AssertionError):
-    """Something of the cluster did not do what it was asked to in time, or ended by itself."""
-
-
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Poll until it holds; raises ClusterError."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.02)
+    """Something of the cluster ended by itself, or outlived what it belongs to."""
 
 
 class Cluster:
     """Starts, breaks, mends and ends its parts; a context manager that leaves only logs."""
 
     def __init__(self, folder: Path) -> None:
-        path = f"{os.environ['PATH']}:/usr/sbin"
-        self._mariadbd, self._install = (shutil.which(n, path=path) for n in ("mariadbd", "mariadb-install-db"))
-        need(self._mariadbd and self._install, "MariaDB (apt-get install mariadb-server)")
+        need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
         self.folder = folder
         self.log = folder / "ran"  #: the library's own log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+        self._servers: dict[str, list[str]] = {}
         self._running: dict[str, psutil.Popen] = {}
         self._started_at: dict[str, float] = {}
         self._due: set[str] = set()  # to be started as soon as Redis and MariaDB are back
@@ -84,7 +73,16 @@ class Cluster:
         self.log.touch()
         try:
             _mount(self._artifacts)
-            self._install_mariadb()
+            self._servers["redis"] = [
+                program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
+                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
+            ]  # fmt: skip
+            self._servers["mariadb"] = install_mariadb(
+                self.folder / "mariadb",
+                f"--bind-address={self._address}",
+                "--skip-name-resolve",
+                "--innodb-buffer-pool-size=64M",
+            )
             self.start("redis")
             self.start("mariadb")
         except BaseException:
@@ -100,18 +98,16 @@ class Cluster:
             process.wait(_START_S)
         if self._artifacts.is_mount():
             _libc().umount2(os.fsencode(self._artifacts), 2)  # MNT_DETACH
-        for name in ("data", "artifacts", "redis", "tmp"):
+        for name in ("mariadb", "artifacts", "redis", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
         """Start redis, mariadb, compile, eval or enqueuer; the last three wait for the first two."""
-        if name in ("redis", "mariadb"):
-            self._spawn(name, self._server(name))
-            answers = self._redis_answers if name == "redis" else self._mariadb_answers
-            wait_until(lambda: answers() or self._ended(name), _START_S, f"start of {name}")
-            self._check(name)
+        if name in self._servers:
+            self._spawn(name, self._servers[name])
+            wait_until(lambda: self._answers(name), _START_S, f"start of {name}")
         else:
             self._due.add(name)
         if self.is_alive("redis") and self.is_alive("mariadb"):
@@ -199,26 +195,10 @@ class Cluster:
     def _spawn(self, name: str, command: list[str]) -> None:
         self._started_at[name] = time.monotonic()
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
-            limits = json.dumps({"parent": os.getpid()})
             self._running[name] = psutil.Popen(
-                [sys.executable, "-m", "tuna.workers.child", limits, "exec", *command],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
+                ending_with_us(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
                 env={**self.env, stepped_clock.CLOCK: str(self._clock(name))},
             )  # fmt: skip
-
-    def _server(self, name: str) -> list[str]:
-        if name == "redis":
-            return [
-                program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
-                "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
-            ]  # fmt: skip
-        assert self._mariadbd
-        return [
-            self._mariadbd, "--no-defaults", *_user(), f"--bind-address={self._address}",
-            f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}",
-            f"--socket={self.folder / 'tmp' / 's'}", f"--pid-file={self.folder / 'tmp' / 'pid'}",
-            "--innodb-buffer-pool-size=64M", "--skip-name-resolve",
-        ]  # fmt: skip
 
     def _program(self, name: str) -> list[str]:
         if name == "enqueuer":
@@ -226,38 +206,17 @@ class Cluster:
         python, _, *words = worker_command(WorkerSpec(name))  # as `tuna worker` does
         return [python, stepped_clock.__file__, *words]
 
-    def _install_mariadb(self) -> None:
-        assert self._install
-        words = ["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=8M", *_user()]
-        subprocess.run(
-            [self._install, "--no-defaults", f"--datadir={self.folder / 'data'}", *words],
-            check=True,
-            capture_output=True,
-        )
-
     def _redis(self) -> redis.Redis:
         return redis.Redis(self._address, socket_timeout=5)
 
-    def _redis_answers(self) -> bool:
-        with contextlib.suppress(redis.ConnectionError):
+    def _answers(self, name: str) -> bool:
+        if not self.is_alive(name):
+            raise ClusterError(f"{name} ended by itself:\n{self.last_words(name)}")
+        if name == "mariadb":
+            return listens((self._address, 3306))
+        with contextlib.suppress(redis.ConnectionError):  # also while it loads its file
             return bool(self._redis().ping())
         return False
-
-    def _mariadb_answers(self) -> bool:
-        """It may be asked for root@127.0.0.1 only by that name: root@localhost has no password on a fresh server."""
-        with contextlib.suppress(pymysql.OperationalError):
-            connection = pymysql.connect(host=self._address, user="root", connect_timeout=5)
-            with connection, connection.cursor() as cursor:
-                cursor.execute("CREATE DATABASE IF NOT EXISTS tuna")
-            return True
-        return False
-
-    def _ended(self, name: str) -> bool:
-        return self._running[name].poll() is not None
-
-    def _check(self, name: str) -> None:
-        if self._ended(name):
-            raise ClusterError(f"{name} ended by itself:\n{self.last_words(name)}")
 
     def _clock(self, name: str) -> Path:
         return self.folder / "tmp" / f"clock-{name}"
@@ -280,10 +239,6 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def _user() -> list[str]:
-    return ["--user=root"] if os.getuid() == 0 else []
 
 
 def _libc() -> ctypes.CDLL:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import history
 import sqlalchemy as sa
-from cluster import LEASE_S, Cluster, ClusterError, wait_until
+from cluster import LEASE_S, Cluster, ClusterError
 from nemesis import Fault, Kind, plan
 
 from tuna.configs import GemmConfig
@@ -19,6 +19,7 @@ from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, writing
 from tuna.errors import DatabaseError, ServiceError
 from tuna.libraries.registry import get_library
+from tuna.testing.servers import wait_until
 
 _SOLVERS = 10
 #: An item's time: with it 2,000 jobs outlast the faults.
@@ -68,7 +69,7 @@ def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
             report.objections += history.objections(seen)
-        except ClusterError as error:
+        except (ClusterError, TimeoutError) as error:
             report.objections.append(str(error))
         finally:
             engine.dispose()

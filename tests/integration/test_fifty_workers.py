@@ -18,7 +18,6 @@ import redis
 import sqlalchemy as sa
 from celery import Celery
 from jobs_builder import accepted, make_jobs, states
-from redis_server import redis_on_port, with_password
 
 from tuna.artifacts import Artifacts
 from tuna.db import members as store
@@ -34,6 +33,7 @@ from tuna.pipeline.runner import Runner
 from tuna.pipeline.wire import Chunk, queue_name
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
+from tuna.testing.servers import redis_server, with_password
 from tuna.workers.membership import Facts, join
 
 ADMIN = "the admin's"
@@ -112,7 +112,7 @@ def _run(self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunC
 
 @pytest.fixture()
 def url() -> Iterator[str]:
-    with redis_on_port(ADMIN) as found:
+    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
         yield found
 
 

@@ -16,11 +16,11 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes
-from redis_server import redis_on_port, with_password
 
 from tuna.db.engine import reading
 from tuna.db.models import StepResult
 from tuna.settings import get_settings
+from tuna.testing.servers import redis_server, with_password
 
 Eventually = Callable[[Callable[[], object], float], None]
 ADMIN = "the admin's"
@@ -29,7 +29,7 @@ ADMIN = "the admin's"
 @pytest.fixture()
 def url(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A Redis that the settings name with the admin's password; its URL without one."""
-    with redis_on_port(ADMIN) as found:
+    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
         monkeypatch.setenv("TUNA_BROKER_URL", with_password(found, ADMIN))
         get_settings.cache_clear()
         yield found

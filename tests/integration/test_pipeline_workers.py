@@ -11,12 +11,13 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes
-from services import PORT, rabbitmq_at, redis_at
+from shared_data import need
 
 from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.embedded_redis import socket_path
 from tuna.settings import get_settings
+from tuna.testing.servers import find, rabbitmq_server, redis_server
 
 Eventually = Callable[[Callable[[], object], float], None]
 
@@ -82,9 +83,10 @@ def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    with redis_at("127.0.0.73"), rabbitmq_at("127.0.0.74", "tuna", "user", "password", tmp_path / "rabbitmq"):
-        monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://user:password@127.0.0.74:{PORT}/tuna")
-        monkeypatch.setenv("TUNA_REDIS_URL", f"redis://127.0.0.73:{PORT}/0")
+    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    with redis_server(host="127.0.0.73") as url, rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"):
+        monkeypatch.setenv("TUNA_BROKER_URL", "amqp://user:password@127.0.0.74:6379/tuna")
+        monkeypatch.setenv("TUNA_REDIS_URL", url)
         get_settings.cache_clear()
         make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
         running = {name: processes.worker(name) for name in ("compile", "eval")}

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from services import rabbitmq_at, redis_at
-from shared_data import shared_data
+from shared_data import need, shared_data
 
 from tuna.testing.rocm import install
+from tuna.testing.servers import find, rabbitmq_server, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 REDIS, RABBITMQ = "127.0.0.71", "127.0.0.72"
@@ -164,7 +164,8 @@ def _manual_workers(terminals: Terminals, commands: list[str], tmp_path: Path) -
     fill = {"<logfile>": str(tmp_path / "celery.log"), "<unique_worker_name>": "worker1@here", "<GPUID>": "0"}
     fill |= {"<user><password>": "user:password"}
     terminals.run("./load_job.py --session_id 1 -t resnet50 --fin_steps miopen_find_compile,miopen_find_eval -l reason")
-    with redis_at(REDIS), rabbitmq_at(RABBITMQ, "14", "user", "password", tmp_path / "rabbitmq"):
+    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    with redis_server(host=REDIS, port=6379), rabbitmq_server(RABBITMQ, 6379, "14", "user", "password"):
         for step, queue, lines in (("compile", "compile", compile_lines), ("eval", "eval", eval_lines)):
             variables: dict[str, str] = {}
             for raw in lines:

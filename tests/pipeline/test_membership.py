@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from redis_server import redis_on_port, with_password
 
 from tuna.db import members as store
 from tuna.db import schema, sessions
@@ -23,6 +22,7 @@ from tuna.libraries.registry import get_library
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.members import Gate, order_key
 from tuna.pipeline.presence import Presence, PresenceBoard
+from tuna.testing.servers import redis_server, with_password
 from tuna.workers.membership import Facts, JoinToken, join, join_user, request_key
 
 ADMIN = "the admin's"
@@ -33,7 +33,7 @@ DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.key,))
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with redis_on_port(ADMIN) as found:
+    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
         yield found
 
 

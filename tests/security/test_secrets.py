@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +22,10 @@ from tuna import logs
 from tuna.db import schema
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base
-from tuna.embedded_redis import program
 from tuna.errors import TunaError
 from tuna.pipeline.connection import connect
 from tuna.settings import get_settings
+from tuna.testing.servers import redis_server, with_password
 from tuna.workers.sandbox import Child, child_env, run
 
 SQL, REDIS = "hunter2sql", "hunter2redis"
@@ -46,31 +45,11 @@ def set_urls(home: Path, monkeypatch: pytest.MonkeyPatch) -> Set:
     return put
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture()
-def guarded_redis(tmp_path: Path) -> Iterator[str]:
-    """URL of a Redis that wants a password, given to it in a file."""
-    port = _free_port()
-    (tmp_path / "redis.conf").write_text(f"port {port}\nbind 127.0.0.1\nrequirepass {REDIS}\nsave ''\n")
-    process = subprocess.Popen([program(), str(tmp_path / "redis.conf")], stdout=subprocess.DEVNULL, cwd=tmp_path)
-    url = f"redis://:{REDIS}@127.0.0.1:{port}/0"
-    client = redis.Redis.from_url(url)
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    yield url
-    process.kill()
-    process.wait()
+def guarded_redis() -> Iterator[str]:
+    """URL of a Redis that wants a password."""
+    with redis_server("--requirepass", REDIS, host="127.0.0.1") as url:
+        yield with_password(url, REDIS)
 
 
 @pytest.fixture()

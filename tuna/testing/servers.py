@@ -1,0 +1,167 @@
+"""Private servers for tests and benchmarks: MariaDB, Redis, RabbitMQ.
+
+Each keeps what it has in a folder of its own, and ends with the `with` block. MariaDB and Redis also end when the process
+that started them is killed; Erlang does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tuna.embedded_redis import program
+from tuna.errors import ServiceError
+from tuna.workers import child
+
+#: The path of a Unix socket, or host and port.
+Address = str | tuple[str, int]
+_START_S = 60.0
+
+
+def find(name: str) -> str | None:
+    """Where a server's program is: Debian keeps some out of PATH, where its RabbitMQ insists on a user of its own."""
+    return shutil.which(name, path=f"/usr/lib/rabbitmq/bin:{os.environ['PATH']}:/usr/sbin")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(address: Address) -> bool:
+    """Whether a server takes connections there."""
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as probe:
+        return probe.connect_ex(address) == 0
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str = "what was waited for") -> None:
+    """Poll until it holds; raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.05)
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """The command, run in a session of its own and killed when this process dies, however it dies."""
+    return [sys.executable, "-I", "-S", child.__file__, json.dumps({"parent": os.getpid()}), "exec", *command]
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], address: Address, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[None]:
+    """A server and its children, from when it listens to the end of the block. Raises ServiceError with the end of its log."""
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            ending_with_us(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
+            start_new_session=True,  # at once, so that there is a group to kill
+        )  # fmt: skip
+
+    def started() -> bool:
+        if process.poll() is not None:
+            raise ServiceError(f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}")
+        return listens(address)
+
+    try:
+        wait_until(started, _START_S, f"start of {command[0]}")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -> list[str]:
+    """Make a MariaDB in a new folder; the command that runs it, with the file `defaults` as its settings and the socket `s`.
+
+    It has an empty database `tuna`, and root without a password. Raises ServiceError.
+    """
+    server, install = find("mariadbd"), find("mariadb-install-db")
+    if not (server and install):
+        raise ServiceError("MariaDB is not installed.", hint="apt-get install mariadb-server")
+    folder.mkdir(mode=0o700)
+    (folder / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS tuna;\n")
+    common = [f"--datadir={folder / 'data'}", *(["--user=root"] if os.getuid() == 0 else [])]
+    words = ["--no-defaults", "--auth-root-authentication-method=normal", *common]
+    subprocess.run([install, *words], check=True, capture_output=True)
+    return [
+        server, f"--defaults-file={defaults}" if defaults else "--no-defaults", *common, f"--socket={folder / 's'}",
+        f"--tmpdir={folder}",  # at its start a server clears the temporary tables of all others from /tmp
+        f"--init-file={folder / 'init.sql'}", *options,
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def mariadb_server(*options: str, defaults: Path | None = None) -> Iterator[str]:
+    """The URL of an empty database on a MariaDB without networking; see `install_mariadb`."""
+    with _folder() as name:
+        folder = name / "m"
+        command = install_mariadb(folder, "--skip-networking", *options, defaults=defaults)
+        with running(command, str(folder / "s"), folder / "log"):
+            yield f"mysql+pymysql://root@localhost/tuna?unix_socket={folder / 's'}"
+
+
+@contextlib.contextmanager
+def redis_server(*options: str, host: str = "", port: int = 0) -> Iterator[str]:
+    """The URL of an empty Redis: on a Unix socket, or at `host` and `port`, by default a free one."""
+    address: Address
+    with _folder() as folder:
+        if host:
+            port = port or free_port()
+            address, url, place = (host, port), f"redis://{host}:{port}/0", ["--bind", host, "--port", str(port)]
+        else:
+            address = str(folder / "s")
+            url, place = f"unix://{address}", ["--port", "0", "--unixsocket", address]
+        with running([program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"):
+            yield url
+
+
+def with_password(url: str, password: str, user: str = "") -> str:
+    """The URL with a user and a password, neither of them quoted."""
+    return url.replace("://", f"://{user}:{password}@")
+
+
+@contextlib.contextmanager
+def rabbitmq_server(host: str, port: int, vhost: str, user: str, password: str) -> Iterator[None]:
+    """A RabbitMQ that has one virtual host and one user."""
+    with _folder() as folder:
+        (folder / "plugins").write_text("[].\n")
+        (folder / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = {host}:{port}\ndefault_vhost = {vhost}\ndefault_user = {user}\n"
+            f"default_pass = {password}\nloopback_users = none\n"
+        )
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "RABBITMQ_NODENAME": f"tuna{os.getpid()}@localhost",
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_DIST_PORT": str(25000 + os.getpid() % 1000),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+        with running([find("rabbitmq-server") or "rabbitmq-server"], (host, port), folder / "log", env):
+            yield
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A private folder with a short path, as a socket needs it."""
+    with tempfile.TemporaryDirectory(prefix="tuna-server-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
