@@ -10,23 +10,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tuna.configs import Config
-from tuna.libraries.base import (
-    Cause,
-    Environment,
-    Library,
-    Resource,
-    RunContext,
-    Solver,
-    Step,
-    StepResult,
-    Trial,
-    WorkItem,
-    result_of,
-)
+from tuna.libraries.base import Cause, Resource, RunContext, Step, StepResult, Trial, WorkItem, result_of
+from tuna.testing.noop import NoopLibrary
 
 LOG = "FAULTS_LOG"
 _CODE_BYTES = 1024
@@ -43,22 +31,12 @@ def time_of(code: bytes) -> float:
     return 1.0 + int.from_bytes(code[:4], "big") / 2**32
 
 
-class FaultLibrary(Library):
-    """Two steps, ten solvers that apply to everything; the job option `sleep_s` says how long an item takes."""
+class FaultLibrary(NoopLibrary):
+    """Has the solvers of the library that does nothing; the job option `sleep_s` says how long an item takes."""
 
     name = "faults"
     kinds = ("gemm",)
     steps = (Step("build", Resource.CPU, chunk=20), Step("measure", Resource.DEVICE, chunk=20))
-
-    def environment(self) -> Environment:
-        return Environment("faults", "1", "none", 0, "faults-1")
-
-    def solvers(self) -> Sequence[Solver]:
-        return [Solver(f"Fault{number}", self.kinds, "Direct") for number in range(10)]
-
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        names = [solver.name for solver in self.solvers()]
-        return ((config, names) for config in configs)
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         for item in items:

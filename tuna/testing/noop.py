@@ -36,7 +36,7 @@ class NoopLibrary(Library):
 
     def environment(self) -> Environment:
         """The same everywhere: nothing is measured."""
-        return Environment("noop", "1", "none", 0, "noop-1")
+        return Environment(self.name, "1", "none", 0, f"{self.name}-1")
 
     def solvers(self) -> Sequence[Solver]:
         """Ten names."""
