@@ -1,4 +1,4 @@
-"""Fixtures that talk to services: both databases, a Redis, a TUNA_HOME of one's own."""
+"""Fixtures that talk to services: both databases, a Redis, a TUNA_HOME of one's own with command lines in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from command_lines import PROGRAMS, Ended
 from shared_data import need
 
+from tuna.cli.main import guarded
 from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.embedded_redis import EmbeddedRedis
@@ -93,6 +95,25 @@ def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / "home").mkdir()
     yield tmp_path / "home"
     get_settings.cache_clear()
+
+
+@pytest.fixture()
+def home(tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty TUNA_HOME, and the folder above it as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tuna_home
+
+
+@pytest.fixture()
+def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """`type_in("tuna", "status")` or `type_in("go_fish", "noop", "--init_session", ...)`, in this process."""
+
+    def run(program: str, *words: object) -> Ended:
+        capsys.readouterr()
+        code = guarded(PROGRAMS[program], [str(word) for word in words], name=program)
+        return Ended(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture()

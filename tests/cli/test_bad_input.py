@@ -77,7 +77,6 @@ def test_one_bad_line_loses_only_itself_unless_strict(type_in: Type, layers: Pat
 
 
 def test_a_file_that_is_no_database_is_refused(type_in: Type, home: Path) -> None:
-    home.mkdir()
     (home / "tuna.sqlite").write_bytes(b"this is not a database at all, it is only text" * 100)
     _refused(type_in("tuna", "status"), 4, "not a database")
 
@@ -90,7 +89,6 @@ def test_a_newer_schema_is_refused(type_in: Type, home: Path) -> None:
 
 
 def test_a_database_of_something_else_is_refused(type_in: Type, home: Path) -> None:
-    home.mkdir()
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         connection.execute("CREATE TABLE precious (id INTEGER)")
     _refused(type_in("tuna", "status"), 4, "precious")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
+from command_lines import Ended
 from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.cli.golden import update_golden_command
@@ -40,14 +40,6 @@ NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 7), 3, "no golden version 7"),
     (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gemm"), 2, "is not one of"),
 )
-
-
-class Ended(NamedTuple):
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 TypeIn = Callable[..., Ended]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 import sqlalchemy as sa
-from conftest import PROGRAMS
+from command_lines import PROGRAMS
 
 from tuna.cli import actions
 from tuna.cli.main import COMMANDS

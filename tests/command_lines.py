@@ -1,0 +1,25 @@
+"""The programs that can be typed in, and how they end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import click
+
+from tuna.cli.main import tuna
+from tuna.cli.seeds import export_db, go_fish, load_job
+
+PROGRAMS: dict[str, click.Command] = {
+    "tuna": tuna,
+    "go_fish": go_fish.go_fish,
+    "load_job": load_job.load_job,
+    "export_db": export_db.export_db,
+}
+
+
+class Ended(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
