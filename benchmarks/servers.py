@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tuna.errors import ServiceError
 from tuna.testing.servers import mariadb_server, redis_server
 
 _DOCKER = Path(__file__).parent.parent / "docker"
@@ -27,7 +28,10 @@ def home(kind: str) -> Iterator[Path]:
             del os.environ[variable]
         os.environ["TUNA_HOME"] = name
         if kind == "mariadb":
-            os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb_server(defaults=_DOCKER / "mariadb.cnf"))
+            try:
+                os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb_server(defaults=_DOCKER / "mariadb.cnf"))
+            except ServiceError as error:
+                raise SystemExit(f"{error} {error.hint or ''}") from None
             url = stack.enter_context(redis_server(str(_DOCKER / "redis.conf")))
             os.environ |= {"TUNA_BROKER_URL": url.replace("unix", "redis+socket"), "TUNA_REDIS_URL": url}
         yield Path(name)

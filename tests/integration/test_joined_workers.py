@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes
 
+from tuna.db import members
 from tuna.db.engine import reading
 from tuna.db.models import StepResult
 from tuna.settings import get_settings
@@ -49,7 +49,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_jobs(engine, 3, options={"sleep_s": 0.15})
+    make_jobs(engine, 3, options={"sleep_s": 0.2})
     processes.enqueuer()
     admin: redis.Redis = redis.Redis.from_url(os.environ["TUNA_BROKER_URL"])
 
@@ -66,8 +66,8 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     compiler = joined("compile")
     victim = joined("eval")
     eventually(lambda: states(engine).get("evaluated", 0) > 0, 60)
-    name = next(worker["name"] for worker in json.loads(_tuna("workers", "--json")) if worker["role"] == "eval")
-    member = name.partition(":")[0]
+    with reading(engine) as connection:
+        member = next(worker.name for worker in members.members(connection) if worker.role == "eval")
     assert any(member in user for user in admin.acl_users())
     _tuna("workers", "revoke", member)
     done = {job for job, step, _ in accepted(engine) if step == "measure"}
