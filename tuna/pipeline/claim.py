@@ -202,6 +202,14 @@ def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], be
     return [chunk for chunk in found.scalars() if chunk is not None]
 
 
+def wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:
+    """Those of `chunks` that still hold a job which counts."""
+    found: set[str | None] = set()
+    for part in parts(sorted(chunks)):
+        found |= set(connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars())
+    return {chunk for chunk in found if chunk}
+
+
 def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
     """Give the unfinished jobs of `chunks` back; returns how many.
 

@@ -230,10 +230,12 @@ class Enqueuer:
         self._gate.tick()
         self.drain.take_over()
         expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
+        untaken = set(self._leases.untaken())  # asked before SQL, which knew them before they were announced
         with reading(self._engine) as connection:
             steps = [step.name for step in self._work.library.steps]
             old = claim.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
-        gone = set(self._leases.missing(old))
+            unwanted = untaken - claim.wanted(connection, untaken)  # canceled or taken back, and Redis was not told
+        gone = set(self._leases.missing(old)) | unwanted
         gone |= self._lost_in_queue(set(old) - gone - set(expired))
         if not expired and not gone:
             return

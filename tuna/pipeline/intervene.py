@@ -14,7 +14,7 @@ from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
 from tuna.libraries.base import Library
-from tuna.pipeline.claim import parts
+from tuna.pipeline.claim import parts, wanted
 from tuna.pipeline.states import State, check, is_open, waiting
 
 #: Jobs changed in one transaction, so that claiming and draining go on beside it.
@@ -70,7 +70,8 @@ def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Cancele
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
         pass  # a job that a worker gave back meanwhile is found by the next round
-    done.chunks -= _wanted(engine, done.chunks)
+    with reading(engine) as connection:
+        done.chunks -= wanted(connection, done.chunks)
     return done
 
 
@@ -149,12 +150,3 @@ def _move_batch(
         chunks = {chunk for chunk in connection.execute(statement).scalars() if chunk}
     count = connection.execute(sa.update(Job).where(*these).values(**values, updated_at=utc_now())).rowcount
     return count, high, chunks
-
-
-def _wanted(engine: sa.Engine, chunks: set[str]) -> set[str]:
-    """Chunks that still hold a job which counts."""
-    found: set[str | None] = set()
-    with reading(engine) as connection:
-        for part in parts(sorted(chunks)):
-            found |= set(connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars())
-    return {chunk for chunk in found if chunk}
