@@ -121,9 +121,9 @@ class UrlFiles:
     def _answering(self, done: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except Exception as error:  # each file system has errors of its own
+            if isinstance(error, FileNotFoundError) and done == "read":
+                raise
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"There is no space left in the artifact store {self._root}.") from error
             reason = getattr(error, "strerror", None) or str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from tuna.errors import StorageFull
 from tuna.libraries.base import Cause, CodeObject, StepResult, Trial
 from tuna.pipeline.claim import parts
 
-#: The rest of a statement that carries an artifact.
-_STATEMENT_BYTES = 4096
+#: Every server takes so much. The rest of a statement that carries an artifact.
+_SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
 
 
 def best(result: StepResult) -> Trial | None:
@@ -33,7 +32,6 @@ class Winners:
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
-        self._packet_bytes: int | None = None
 
     def write(
         self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]
@@ -97,14 +95,6 @@ class Winners:
         _write_devices(connection, jobs, results)
         return failed
 
-    def _limit_bytes(self, connection: sa.Connection) -> float:
-        """The largest artifact that one statement takes. Too long a one, and MySQL hangs up as if it had died."""
-        if connection.dialect.name == "sqlite":
-            return math.inf
-        if self._packet_bytes is None:
-            self._packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
-        return self._packet_bytes / 2 - _STATEMENT_BYTES  # the driver escapes: of a byte it may make two
-
     def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
         """Nothing more happens to the jobs of `results`: a store that has little room may forget what they built."""
         if not results or not self._artifacts.forgets:
@@ -124,7 +114,7 @@ class Winners:
             if digest in kept:
                 continue
             blob = self._artifacts.get(digest)
-            if len(blob) > self._limit_bytes(connection):
+            if not _fits(connection, len(blob)):
                 raise StorageFull(
                     f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
                     "set its max_allowed_packet to 256M, then `tuna retry --cause infra`"
@@ -132,6 +122,14 @@ class Winners:
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))
             kept.add(digest)
+
+
+def _fits(connection: sa.Connection, size_bytes: int) -> bool:
+    """Whether one statement takes an artifact of so many bytes. Too long a one, and MySQL hangs up as if it had died."""
+    if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
+        return True
+    packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes  # the driver escapes: of a byte it may make two
 
 
 def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
