@@ -669,8 +669,9 @@ def _result(item: WorkItem, cause: Cause | None, words: str) -> Result:
 @pytest.fixture()
 def scene(tmp_path: Path, tuna_home: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(claim, "get_library", lambda _: LIBRARY)
-    for module, name in ((enqueue, "_REAP_EVERY_S"), (enqueue, "_DRY_S"), (results, "_ABANDONED_MS")):
-        monkeypatch.setattr(module, name, 0)
+    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
+        monkeypatch.setattr(enqueue, name, 0)
+    monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     database = tmp_path / "template.sqlite"
     engine = make_engine(f"sqlite:///{database}")
     schema.upgrade(engine)
