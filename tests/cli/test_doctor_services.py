@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from shared_data import need
 
 from tuna.db import schema
 from tuna.db.engine import make_engine
@@ -57,6 +60,22 @@ def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path
     assert found["redis durability"].text == "appendonly yes, appendfsync not to be seen by this user"
     assert found["redis rights"].text == "no right to administer"
     assert client.keys() == [], "nothing is left behind"
+
+
+def test_a_redis_that_drops_transactions_when_it_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    need(shutil.which("redis-server", path="/usr/bin"), "Redis 7 or later (apt-get install redis-server)")
+    monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")  # the wheel's is of version 6, which drops nothing
+    with redis_server("--appendonly", "yes") as url:
+        client: Any = redis.Redis.from_url(url)
+        assert client.info()["redis_version"] >= "7"
+        assert _redis(url, tmp_path)["redis replay"].text == "of transactions, as the user default"
+        assert not _redis(url, tmp_path)["redis replay"].warning
+        client.acl_setuser("admin", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all"])
+        client.execute_command("ACL SETUSER", "default", "reset")
+        admin = url.replace("unix://", "unix://admin:p@")
+        assert "resetpass ~* &* +@all" in _redis(admin, tmp_path)["redis replay"].hint
+        redis.Redis.from_url(admin).execute_command("ACL SETUSER", "default", "off", "resetpass", "~*", "&*", "+@all")
+        assert not _redis(admin, tmp_path)["redis replay"].warning
 
 
 def test_a_redis_that_may_forget(start_redis: Callable[..., str], tmp_path: Path) -> None:

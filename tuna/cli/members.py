@@ -183,7 +183,7 @@ def _workers() -> list[dict[str, Any]]:
                     "role": member.role,
                     "host": member.host,
                     "device": member.device,
-                    "environment": ",".join(member.environments),
+                    "environment": ", ".join(member.environments),
                     "toolchains": list(member.toolchains),
                     "jobs": [],
                     "done": None,

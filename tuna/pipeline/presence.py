@@ -58,7 +58,7 @@ class Presence:
     host: str
     pid: int
     device: str
-    environment: str  #: key of the environment that it measures for; empty for compile workers
+    environment: str  #: keys of the environments that it measures for; empty for compile workers
     toolchains: tuple[str, ...]
     job_ids: tuple[int, ...]  #: in hand now
     started_at: float  #: seconds since the epoch, worker's clock

@@ -132,7 +132,7 @@ def show(queues: Sequence[str], device: str) -> None:
         host=socket.gethostname(),
         pid=os.getpid(),
         device=device,
-        environment=environments[0] if len(environments) == 1 else "",
+        environment=", ".join(environments),
         toolchains=tuple(name for kind, _, name in kinds if kind == "compile"),
         job_ids=(),
         started_at=time.time(),

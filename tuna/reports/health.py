@@ -137,6 +137,7 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
     yield _judge("redis memory", policy != "noeviction", f"maxmemory-policy {policy}", hint)
     if not embedded:
         yield _append_only(client, info)
+        yield from _replay(client, info)
         yield _clock("redis clock", seconds + micros / 1e6, before)
         yield _guard(client, services.redis_url(settings))
     yield _redis_rights(client)
@@ -151,6 +152,21 @@ def _append_only(client: Any, info: dict[str, Any]) -> Finding:
     sync = _configured(client, "appendfsync")
     text = f"appendonly yes, appendfsync {sync or 'not to be seen by this user'}"
     return _judge("redis durability", sync == "no", text, hint, warning=True)
+
+
+def _replay(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
+    """Whether transactions and scripts in the append-only file come back after a crash: redis/redis#14541."""
+    if not int(info.get("aof_enabled", 0)):
+        return
+    try:
+        said = client.execute_command("ACL DRYRUN", "default", "XADD", "tuna", "*", "r", "doctor")
+    except redis.ResponseError:  # this user may not ask, or a Redis before 7, which asks nobody's rights
+        return
+    hint = (
+        "in Redis' access list, write: user default off resetpass ~* &* +@all. It stays off, but some versions replay the "
+        "append-only file with its rights, and drop each transaction that it may not run"
+    )
+    yield _judge("redis replay", said != b"OK", "of transactions, as the user default", hint, warning=True)
 
 
 def _configured(client: Any, name: str) -> str | None:
