@@ -147,10 +147,8 @@ def show(queues: Sequence[str], device: str) -> None:
 
 def device_of(queues: Sequence[str]) -> str:
     """The name of the device that this machine measures on for `queues`, for people."""
-    for library in names():
-        if queue_of(library, on_device=True) in queues:
-            return get_library(library).environment().device
-    return ""
+    here = (name for name in names() if queue_of(name, on_device=True) in queues)
+    return next(filter(None, (get_library(name).environment().device for name in here)), "")
 
 
 def _scratch(parent: Path) -> Path:

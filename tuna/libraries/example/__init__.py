@@ -37,8 +37,8 @@ class ExampleLibrary(Library):
     steps = (Step("execute", Resource.DEVICE, time_limit_s=2 * _LIMIT_S),)
 
     def environment(self) -> Environment:
-        """This machine; the program need not be here until it is run."""
-        return Environment("example", "1", platform.machine(), os.cpu_count() or 1, "example-1", platform.node())
+        """Any machine like this one; the program need not be here until it is run."""
+        return Environment("example", "1", platform.machine(), os.cpu_count() or 1, "example-1")
 
     def solvers(self) -> Sequence[Solver]:
         """The one that runs the program."""
