@@ -41,13 +41,9 @@ class Artifacts:
         `key` (hex) is what members sign with; the setting wins. No key: nothing is signed or refused.
         """
         own = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
-        cache = settings.home / "cache" / "artifacts"
-        shared = settings.redis_url or settings.broker_url
-        url = shared.get_secret_value() if shared else ""
-        if settings.artifacts_url is None and url.startswith(("redis:", "rediss:", "unix:")):
-            files = RedisFiles(redis_client.patient(url), namespace, settings.artifacts_mib << 20)
-            return cls(files, cache, bytes.fromhex(own))
-        return cls(settings.artifacts_url or (settings.home / "artifacts").as_uri(), cache, bytes.fromhex(own))
+        url = store_url(settings)
+        files = url or RedisFiles(redis_client.patient(_redis_of(settings)), namespace, settings.artifacts_mib << 20)
+        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(own))
 
     def put(self, data: bytes) -> str:
         """Store `data`; complete or not at all. Returns its hash."""
@@ -116,6 +112,17 @@ class Artifacts:
 
     def _signature(self, digest: str, data: bytes) -> bytes:
         return hmac.new(self._key, digest.encode() + b"\n" + data, hashlib.sha256).hexdigest().encode()
+
+
+def store_url(settings: Settings) -> str:
+    """Where these settings keep artifacts; empty: in Redis."""
+    in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(("redis:", "rediss:", "unix:"))
+    return "" if in_redis else settings.artifacts_url or (settings.home / "artifacts").as_uri()
+
+
+def _redis_of(settings: Settings) -> str:
+    shared = settings.redis_url or settings.broker_url
+    return shared.get_secret_value() if shared else ""
 
 
 def _check(digest: str) -> None:

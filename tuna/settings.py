@@ -84,7 +84,9 @@ class Settings(BaseSettings):
         description="Celery broker; default: the embedded Redis. CELERY_BROKER_URL is honoured too",
     )
     artifacts_url: str | None = Field(
-        None, description="fsspec URL of the artifact store; default: Redis if one is configured, else in TUNA_HOME"
+        None,
+        description="fsspec URL of the artifact store; default for workers: the enqueuer's; for it: Redis if one is "
+        "configured, else in TUNA_HOME",
     )
     artifacts_mib: int = Field(
         1024, ge=1, description="what artifacts may take in Redis; who compiles more has to wait"

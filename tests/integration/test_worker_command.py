@@ -91,6 +91,19 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
+def test_a_worker_learns_from_the_enqueuer_where_the_artifacts_are(
+    engine: sa.Engine, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_jobs(engine, 1, steps="build")
+    with monkeypatch.context() as there:
+        there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
+        enqueuer = processes.enqueuer()
+    processes.start("tuna", "worker", "compile")
+    assert enqueuer.wait(60) == 0
+    assert states(engine) == {"compiled": 10}
+    assert _failures(engine) == 0
+
+
 def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charged(
     engine: sa.Engine, processes: Processes, eventually: Eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
-from tuna.artifacts import ArtifactRefused, Artifacts
+from tuna.artifacts import ArtifactRefused, Artifacts, store_url
 from tuna.errors import BadInput, StorageFull, StoreAway
+from tuna.pipeline.presence import store_name, with_store
 from tuna.settings import Settings, get_settings
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -120,6 +121,20 @@ def test_the_settings_choose_the_store(tuna_home: Path, redis_client: redis.Redi
     assert isinstance(files(broker_url="redis://h/0"), RedisFiles)
     assert isinstance(files(broker_url="amqp://h", redis_url="rediss://h/0"), RedisFiles)
     assert isinstance(files(broker_url="redis://h/0", artifacts_url="memory://x"), UrlFiles)
+
+
+def test_a_worker_without_settings_of_its_own_takes_the_enqueuers_store(
+    tuna_home: Path, redis_client: redis.Redis
+) -> None:
+    bare = Settings(home=tuna_home, broker_url="redis://h/0")
+    with pytest.raises(StoreAway, match="No enqueuer has told"):
+        with_store(redis_client, bare, "n")
+    redis_client.set(store_name("n"), "s3://bucket/there")
+    assert with_store(redis_client, bare, "n").artifacts_url == "s3://bucket/there"
+    redis_client.set(store_name("n"), "")
+    assert store_url(with_store(redis_client, bare, "n")) == "", "in Redis"
+    for told in (Settings(home=tuna_home, artifacts_url="memory://x"), Settings(home=tuna_home, artifacts_key="ab")):
+        assert with_store(redis_client, told, "other") is told
 
 
 def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import structlog
 from kombu.exceptions import OperationalError
 
 from tuna import redis_client
-from tuna.artifacts import Artifacts
+from tuna.artifacts import Artifacts, store_url
 from tuna.db import sessions
 from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
@@ -34,7 +34,7 @@ from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.members import Gate, settings_of_members
-from tuna.pipeline.presence import NAMESPACES_KEY, signing_key_name
+from tuna.pipeline.presence import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.wire import Chunk, queue_name, task_message
 from tuna.settings import Settings
@@ -264,6 +264,12 @@ class Enqueuer:
             self._client.sadd(NAMESPACES_KEY, self._work.namespace)
             if self._key:
                 self._client.set(signing_key_name(self._work.namespace), self._key)
+            url = store_url(self._settings).encode()
+            before = self._client.set(store_name(self._work.namespace), url, get=True)
+            if before not in (None, url):
+                log.warning(
+                    "another enqueuer keeps its artifacts elsewhere, or did", hint="give all one TUNA_ARTIFACTS_URL"
+                )
 
     def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
         return claim.release(

@@ -4,11 +4,11 @@ Keys, all under `tuna:{<namespace>}:`
 
     worker:<name>  string  a `Presence` as JSON; expires when its worker goes silent
     workers        set     names that have announced themselves, so that nobody needs to scan for keys
-
     signing        string  the key for artifacts, for workers that were not told it when they joined
+    store          string  for the same, the URL of the artifacts; empty where Redis holds them
 
 and beside them `tuna:namespaces`, a set of the namespaces that enqueuers work for: a worker that has had no chunk yet
-knows of no database, so it shows itself to all. Nothing depends on any of this but what people see.
+knows of no database, so it shows itself to all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import redis
 import structlog
 
 from tuna import redis_client
+from tuna.errors import StoreAway
 from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,24 @@ def signing_key(client: redis.Redis, settings: Settings, namespace: str) -> str:
         return settings.artifacts_key.get_secret_value()
     found = client.get(signing_key_name(namespace))
     return found.decode() if isinstance(found, bytes) else ""
+
+
+def store_name(namespace: str) -> str:
+    """Where the same workers find where artifacts are."""
+    return f"tuna:{{{namespace}}}:store"
+
+
+def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
+    """The settings, with the enqueuers' store of artifacts unless they name one or their owner was told all on joining.
+
+    Raises StoreAway when no enqueuer has told yet.
+    """
+    if settings.artifacts_url or settings.artifacts_key:
+        return settings
+    found = client.get(store_name(namespace))
+    if not isinstance(found, bytes):
+        raise StoreAway("No enqueuer has told where the artifacts are.", hint="start one, of this version of Tuna")
+    return settings.model_copy(update={"artifacts_url": found.decode() or None})
 
 
 #: A change of what is in hand is told at most this often.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
 import structlog
 from pydantic import ValidationError
 
@@ -21,7 +22,7 @@ from tuna.libraries.base import Resource, RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.pipeline.connection import connect
 from tuna.pipeline.orders import namespaces
-from tuna.pipeline.presence import Announcer, Presence, PresenceBoard, signing_key
+from tuna.pipeline.presence import Announcer, Presence, PresenceBoard, signing_key, with_store
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.wire import Chunk, queue_name
 from tuna.settings import get_settings
@@ -40,7 +41,14 @@ def run_chunk(chunk: str) -> str:
         return _unreadable(error.errors()[0]["msg"])
     except TunaError as error:
         return _unreadable(str(error))
-    return _runner(parsed.namespace, on_device=bool(parsed.environment)).run(parsed, library, _refusal(parsed))
+    settings, refusal = get_settings(), ""
+    try:
+        settings = with_store(_client(), settings, parsed.namespace)
+        refusal = _refusal(parsed, settings.artifacts_url)
+    except StoreAway as error:
+        refusal = f"{error} {error.hint}"
+    runner = _runner(parsed.namespace, settings.artifacts_url, on_device=bool(parsed.environment))
+    return runner.run(parsed, library, refusal)
 
 
 def _unreadable(fault: str) -> str:
@@ -48,18 +56,15 @@ def _unreadable(fault: str) -> str:
     return f"unreadable: {fault}"
 
 
-def _refusal(chunk: Chunk) -> str:
-    """Why this machine may not run the chunk; empty when it may."""
+def _refusal(chunk: Chunk, artifacts_url: str | None) -> str:
+    """Why this machine may not run the chunk; empty when it may. Raises StoreAway."""
     queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
     served = queue_of(chunk.library, on_device=bool(chunk.environment))
     if isinstance(served, Unavailable):
         return served.reason
     if served != queue:
         return f"this machine serves {served}, the session needs {queue}"
-    try:
-        _artifacts(chunk.namespace).check()
-    except StoreAway as error:
-        return f"{error} {error.hint}"
+    _artifacts(chunk.namespace, artifacts_url).check()
     return ""
 
 
@@ -96,22 +101,25 @@ def served_queues(name: str) -> dict[str, str | Unavailable]:
 
 
 @functools.cache
-def _artifacts(namespace: str) -> Artifacts:
-    settings = get_settings()
-    return Artifacts.from_settings(settings, namespace, signing_key(connect(settings), settings, namespace))
+def _client() -> redis.Redis:
+    return connect(get_settings())
 
 
 @functools.cache
-def _runner(namespace: str, *, on_device: bool) -> Runner:
+def _artifacts(namespace: str, url: str | None) -> Artifacts:
+    settings = get_settings().model_copy(update={"artifacts_url": url})
+    return Artifacts.from_settings(settings, namespace, signing_key(_client(), settings, namespace))
+
+
+@functools.cache
+def _runner(namespace: str, artifacts_url: str | None, *, on_device: bool) -> Runner:
     settings = get_settings()
-    client = connect(settings)
-    scratch = _scratch(settings.run_dir / "scratch")
     context = RunContext(
-        artifacts=_artifacts(namespace),
-        scratch=scratch,
+        artifacts=_artifacts(namespace, artifacts_url),
+        scratch=_scratch(settings.run_dir / "scratch"),
         cpus=eval_cpus(settings) if on_device else compile_cpus(settings),
     )
-    return Runner(client, settings.lease_s, context, settings.worker_name, _Process.announcer)
+    return Runner(_client(), settings.lease_s, context, settings.worker_name, _Process.announcer)
 
 
 class _Process:

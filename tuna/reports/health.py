@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from tuna.db.engine import reading
 from tuna.errors import StoreAway
 from tuna.pipeline import connection as services
+from tuna.pipeline.orders import namespaces
+from tuna.pipeline.presence import with_store
 from tuna.settings import Settings
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
@@ -215,10 +218,21 @@ def of_broker(settings: Settings) -> Iterator[Finding]:
         yield Finding("broker", True, f"{where} {version}".strip())
 
 
+def _with_store(settings: Settings) -> Settings:
+    if settings.artifacts_url or services.uses_embedded(settings):
+        return settings
+    client = services.connect(settings)
+    for namespace in namespaces(client, settings):
+        with contextlib.suppress(StoreAway):
+            return with_store(client, settings, namespace)
+    return settings
+
+
 def of_artifacts(settings: Settings) -> Iterator[Finding]:
-    """The store of compiled code."""
+    """The store of compiled code, which on a worker may be one that enqueuers tell."""
     from tuna.artifacts import Artifacts
 
+    settings = _with_store(settings)
     store = Artifacts.from_settings(settings)
     data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same each time, so that a store does not fill with them
     started = time.monotonic()
