@@ -34,7 +34,7 @@ def upgrade() -> None:
         "environment",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("key", sa.String(length=16), nullable=False),
-        sa.Column("library", sa.String(length=64), nullable=False),
+        sa.Column("library", sa.String(length=64), nullable=False, quote=True),
         sa.Column("library_version", sa.String(length=128), nullable=False),
         sa.Column("arch", sa.String(length=128), nullable=False),
         sa.Column("num_cu", sa.Integer(), nullable=False),
@@ -64,7 +64,7 @@ def upgrade() -> None:
     op.create_table(
         "solver",
         sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("library", sa.String(length=64), nullable=False),
+        sa.Column("library", sa.String(length=64), nullable=False, quote=True),
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("kinds", sa.String(length=255), nullable=False),
         sa.Column("algorithm", sa.String(length=64), nullable=False),

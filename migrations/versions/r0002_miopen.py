@@ -34,7 +34,7 @@ def upgrade() -> None:
     op.create_table(
         "golden",
         sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("library", sa.String(length=64), nullable=False),
+        sa.Column("library", sa.String(length=64), nullable=False, quote=True),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("base_version", sa.Integer(), nullable=True),

@@ -136,3 +136,15 @@ def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan
     assert claim.IN_LIST < 32_766
+
+
+def test_words_that_mysql_9_reserves_are_quoted() -> None:
+    """MySQL 9 reserves words that SQLAlchemy does not know of; seen with 9.7."""
+    reserved = {"library", "manual", "parallel", "qualify", "tablesample"}
+    columns = [column for table in Base.metadata.tables.values() for column in table.columns]
+    named = [column for column in columns if column.name in reserved]
+    assert len(named) == 3
+    assert all(column.name.quote for column in named)
+    for file in (schema.migrations_dir() / "versions").glob("r*.py"):
+        for line in file.read_text().splitlines():
+            assert not any(f'sa.Column("{word}"' in line for word in reserved) or "quote=True" in line, line

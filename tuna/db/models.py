@@ -41,6 +41,10 @@ def _text(length: int, **options: Any) -> Mapped[Any]:
     return mapped_column(sa.String(length), **options)
 
 
+def _library() -> Mapped[Any]:
+    return mapped_column("library", sa.String(64), quote=True)  # a reserved word of MySQL 9
+
+
 class Installation(Base):
     """Facts about this database as a whole: one row, whose namespace keeps its Redis keys apart from others'."""
 
@@ -56,7 +60,7 @@ class Environment(Base):
     __tablename__ = "environment"
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = _text(16, unique=True)
-    library: Mapped[str] = _text(64)
+    library: Mapped[str] = _library()
     library_version: Mapped[str] = _text(128)
     arch: Mapped[str] = _text(128)
     num_cu: Mapped[int]
@@ -209,7 +213,7 @@ class Solver(Base):
 
     __tablename__ = "solver"
     id: Mapped[int] = mapped_column(primary_key=True)
-    library: Mapped[str] = _text(64)
+    library: Mapped[str] = _library()
     name: Mapped[str] = _text(128)
     kinds: Mapped[str] = _text(255)
     algorithm: Mapped[str] = _text(64)
@@ -341,7 +345,7 @@ class Golden(Base):
 
     __tablename__ = "golden"
     id: Mapped[int] = mapped_column(primary_key=True)
-    library: Mapped[str] = _text(64)
+    library: Mapped[str] = _library()
     version: Mapped[int]
     state: Mapped[str] = _text(16)  #: draft, promoted or withdrawn
     base_version: Mapped[int | None]

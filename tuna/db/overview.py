@@ -20,7 +20,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
 _job = _table("job", "id", "session_id", "step", "state")
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
 _session = _table("session", "id", "reason", "environment_id")
-_environment = _table("environment", "id", "library", "key", "arch")
+_environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
 
 @dataclass(frozen=True)
