@@ -47,7 +47,7 @@ def test_each_table_is_in_the_documents(table: str) -> None:
 
 
 def test_each_dependency_has_its_reason() -> None:
-    wanted = {re.split(r"[<>=;! ]", text)[0] for text in PROJECT["project"]["dependencies"]}
+    wanted = {re.split(r"[\[<>=;! ]", text)[0] for text in PROJECT["project"]["dependencies"]}
     explained = set(re.findall(r"^\| ([a-z0-9.-]+) \| ", ARCHITECTURE.split("## Dependencies")[1], re.MULTILINE))
     assert explained - {"package"} == wanted
 
