@@ -50,9 +50,6 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
     return found
 
 
-_BY_ATTEMPT = "FORCE INDEX (uq_step_result_job_id_step_attempt)"
-
-
 def select(wanted: Wanted) -> sa.Subquery:
     """The results under the names of golden_entry's columns, with `find_db_id` and `fault`, NULL for what may be released.
 
@@ -64,8 +61,7 @@ def select(wanted: Wanted) -> sa.Subquery:
         sa.select(sa.func.max(attempt.attempt))
         .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
         # Right after a bulk load MariaDB 11 does not yet know how good this index is, and would read all of the table.
-        .with_hint(attempt, _BY_ATTEMPT, "mysql")
-        .with_hint(attempt, _BY_ATTEMPT, "mariadb")
+        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")  # SQLite is not given it
         .correlate(Job)
         .scalar_subquery()
     )

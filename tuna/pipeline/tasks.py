@@ -130,8 +130,7 @@ class _Process:
 
 def show(queues: Sequence[str], device: str) -> None:
     """Let people see this pool process, which serves `queues`, from now on."""
-    settings = get_settings()
-    client = connect(settings)
+    settings, client = get_settings(), _client()
     kinds = [queue.partition(".") for queue in queues]
     environments = [name for kind, _, name in kinds if kind == "eval"]
     presence = Presence(

@@ -139,30 +139,29 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
     hint = "set maxmemory-policy noeviction: a full Redis would forget results and leases"
     yield _judge("redis memory", policy != "noeviction", f"maxmemory-policy {policy}", hint)
     if not embedded:
-        yield _append_only(client, info)
-        yield from _replay(client, info)
+        yield from _append_only(client, info)
         yield _clock("redis clock", seconds + micros / 1e6, before)
         yield _guard(client, services.redis_url(settings))
     yield _redis_rights(client)
 
 
-def _append_only(client: Any, info: dict[str, Any]) -> Finding:
+def _append_only(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
     hint = (
         "set appendonly yes, appendfsync everysec: else what is queued and not yet drained is done again after a crash"
     )
     if not int(info.get("aof_enabled", 0)):
-        return _judge("redis durability", True, "appendonly no", hint, warning=True)
+        yield _judge("redis durability", True, "appendonly no", hint, warning=True)
+        return
     sync = _configured(client, "appendfsync")
     text = f"appendonly yes, appendfsync {sync or 'not to be seen by this user'}"
-    return _judge("redis durability", sync == "no", text, hint, warning=True)
+    yield _judge("redis durability", sync == "no", text, hint, warning=True)
+    yield from _replay(client)
 
 
-def _replay(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
+def _replay(client: Any) -> Iterator[Finding]:
     """Whether transactions and scripts in the append-only file come back after a crash: redis/redis#14541."""
-    if not int(info.get("aof_enabled", 0)):
-        return
     try:
-        said = client.execute_command("ACL DRYRUN", "default", "XADD", "tuna", "*", "r", "doctor")
+        said = client.acl_dryrun("default", "XADD", "tuna", "*", "r", "doctor")
     except redis.ResponseError:  # this user may not ask, or a Redis before 7, which asks nobody's rights
         return
     hint = (
