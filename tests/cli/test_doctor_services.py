@@ -67,7 +67,7 @@ def test_a_redis_that_drops_transactions_when_it_comes_back(monkeypatch: pytest.
     monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")  # the wheel's is of version 6, which drops nothing
     with redis_server("--appendonly", "yes") as url:
         client: Any = redis.Redis.from_url(url)
-        assert client.info()["redis_version"] >= "7"
+        assert int(client.info()["redis_version"].split(".")[0]) >= 7
         assert _redis(url, tmp_path)["redis replay"].text == "of transactions, as the user default"
         assert not _redis(url, tmp_path)["redis replay"].warning
         client.acl_setuser("admin", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,4 +94,6 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     log = (tmp_path / "home" / "log").read_text()
     assert "this worker was put out" in log
     assert "Exception in thread" not in log
+    records = re.split(r"^(?=\d{4}-\d\d-\d\dT)", log, flags=re.MULTILINE)
+    assert all("Couldn't ack" in record for record in records if "Traceback" in record), "Celery's own, and no other"
     assert ADMIN not in log

@@ -34,9 +34,9 @@ def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engi
 
 
 def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine, processes: Processes) -> None:
-    make_jobs(engine, 1, steps="build", options={"kill": "Noop4"})
+    make_jobs(engine, 2, steps="build", options={"kill": "Noop4"})
     assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 1
-    assert states(engine) == {"compiled": 9, "errored": 1}
+    assert states(engine) == {"compiled": 18, "errored": 2}
     with engine.connect() as connection:
         assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
 
