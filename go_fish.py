@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seeds' go_fish.py; see `./go_fish.py --help`."""
 
-from tuna.cli.seeds.go_fish import main
+from tuna.cli.mituna.go_fish import main
 
 if __name__ == "__main__":
     main()

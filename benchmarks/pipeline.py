@@ -4,7 +4,7 @@
 `--library noop` does nothing, so that all time is the pipeline's; the baseline is plain Celery on the same Redis with one
 item per message. `--library miopen` runs the double of fin as a subprocess: what counts is the share of the wall time,
 worker start included, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` for a solver;
-with 0 it does nothing, and the share is that of a Python program's start. `--memory` compares the enqueuer's peak
+with 0 it does nothing, and the share is that of a Python program's start. `--memory` compares the coordinator's peak
 memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, servers included.
 """
 
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help=f"default: {_JOBS}")
     parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
     parser.add_argument("--fin-s", type=float, default=0.25, help="seconds of the double of fin for a solver")
-    parser.add_argument("--memory", action="store_true", help="measure the enqueuer's memory at two sizes")
+    parser.add_argument("--memory", action="store_true", help="measure the coordinator's memory at two sizes")
     parser.add_argument("--json", action="store_true", help="accepted; the output always is")
     parser.add_argument("--child", nargs=2, metavar=("SESSION", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -89,7 +89,7 @@ def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
         "run_s": run.run_s,
         "start_s": run.start_s,
         "cpu_s": sum(cpu.values()),
-        "cpu_enqueuer_s": run.cpu_s,
+        "cpu_coordinator_s": run.cpu_s,
         "jobs_per_cpu_s": loaded / sum(cpu.values()),
     }
     figures |= {f"cpu_{name.replace('-', '_')}_s": seconds for name, seconds in cpu.items()}
@@ -97,9 +97,9 @@ def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
     limits = {}
     if memory:
         sizes = [_memory(jobs, steps) for jobs in _MEMORY_JOBS]
-        figures |= {f"enqueuer_mib_{jobs}_jobs": mib for jobs, mib in zip(_MEMORY_JOBS, sizes, strict=True)}
-        ratios["enqueuer_memory_large_vs_small"] = sizes[1] / sizes[0]
-        limits["enqueuer_memory_large_vs_small"] = BUDGET_MEMORY_RATIO
+        figures |= {f"coordinator_mib_{jobs}_jobs": mib for jobs, mib in zip(_MEMORY_JOBS, sizes, strict=True)}
+        ratios["coordinator_memory_large_vs_small"] = sizes[1] / sizes[0]
+        limits["coordinator_memory_large_vs_small"] = BUDGET_MEMORY_RATIO
     release_services(get_settings())
     outcome = Outcome(
         f"pipeline {db}",
@@ -139,7 +139,7 @@ def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
         "steps_per_s": loaded * len(steps) / run.run_s,
         "run_s": run.run_s,
         "start_s": run.start_s,
-        "cpu_enqueuer_s": run.cpu_s,
+        "cpu_coordinator_s": run.cpu_s,
         "calls_of_busiest_queue": float(len(busiest)),
         "not_fin_ms_per_call": (run.run_s - run.start_s - sum(busiest)) / len(busiest) * 1000,
     }
@@ -215,13 +215,14 @@ def _run(session_id: int, steps: list[str]) -> Run:
 
 
 def _child(session_id: int, steps: list[str]) -> int:
+    from tuna.celery_app import app
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
-    from tuna.libraries.base import Resource
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.run import run_session
     from tuna.settings import get_settings
+    from tuna.vocabulary import Resource
     from tuna.workers.launch import WorkerSpec
+    from tuna.workers.session_run import run_session
 
     settings = get_settings()
     engine = make_engine(settings.sql_url)
@@ -231,7 +232,7 @@ def _child(session_id: int, steps: list[str]) -> int:
     workers = [queues[step.resource] for step in library.steps if step.name in steps]
     with _Stopwatch() as split:
         started = time.perf_counter()
-        state = run_session(engine, settings, session_id, workers=workers)
+        state = run_session(engine, settings, session_id, app=lambda: app, workers=workers)
         run_s = time.perf_counter() - started
     assert state.unfinished == state.errored == 0, state
     cpu_s = time.process_time()
@@ -261,10 +262,10 @@ class _Stopwatch:
         self._originals: list[tuple[type, str, Any]] = []
 
     def __enter__(self) -> _Stopwatch:
+        from tuna.pipeline.coordinator import Coordinator
         from tuna.pipeline.drain import Drain
-        from tuna.pipeline.enqueue import Enqueuer
 
-        self._patch(Enqueuer, "publish", "publish")
+        self._patch(Coordinator, "publish", "publish")
         self._patch(Drain, "write", "drain")
         return self
 
@@ -296,8 +297,8 @@ def _worker_alone(count: int) -> float:
     from tuna.libraries.registry import get_library
     from tuna.pipeline.connection import connect
     from tuna.pipeline.leases import Leases, new_id
+    from tuna.pipeline.messages import Chunk
     from tuna.pipeline.runner import Runner
-    from tuna.pipeline.wire import Chunk
     from tuna.settings import get_settings
 
     settings = get_settings()

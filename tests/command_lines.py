@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 from tuna.cli.main import tuna
-from tuna.cli.seeds import export_db, go_fish, load_job
+from tuna.cli.mituna import export_db, go_fish, load_job
 
 PROGRAMS: dict[str, click.Command] = {
     "tuna": tuna,

@@ -10,9 +10,8 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
-from tuna.libraries.base import Cause
-from tuna.pipeline.states import State
 from tuna.settings import Settings
+from tuna.vocabulary import Cause, State
 
 ROOT = Path(__file__).parent.parent
 USAGE = (ROOT / "docs" / "usage.md").read_text()

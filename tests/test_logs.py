@@ -44,7 +44,7 @@ from tuna import logs
 from tuna.libraries.base import RunContext, WorkItem
 from tuna.libraries.registry import get_library
 from tuna.pipeline.runner import Runner
-from tuna.pipeline.wire import Chunk
+from tuna.pipeline.messages import Chunk
 
 logs.configure("INFO", "json")
 library = get_library("noop")

@@ -101,7 +101,7 @@ class UrlFiles:
         with self._answering("read"):
             there = self._fs.exists(f"{self._root}/{_MARK}")
         if not there:
-            hint = f"is it mounted on this machine? An enqueuer leaves {_MARK} in it"
+            hint = f"is it mounted on this machine? A coordinator leaves {_MARK} in it"
             raise StoreAway(f"The artifact store {self._root} is not there or empty.", hint=hint)
 
     def _write(self, place: str, data: bytes) -> None:

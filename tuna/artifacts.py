@@ -94,11 +94,11 @@ class Artifacts:
         return target
 
     def prepare(self) -> None:
-        """Make it a store that workers know as theirs; for an enqueuer, before it gives them work."""
+        """Make it a store that workers know as theirs; for a coordinator, before it gives them work."""
         self._files.prepare()
 
     def check(self) -> None:
-        """Raise StoreAway if this is not the store that an enqueuer prepared."""
+        """Raise StoreAway if this is not the store that a coordinator prepared."""
         self._files.check()
 
     @property

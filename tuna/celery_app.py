@@ -31,12 +31,14 @@ from kombu import Exchange, Queue
 
 from tuna import logs
 from tuna.errors import TunaError
-from tuna.pipeline import ending, everywhere, fitness, tasks
+from tuna.membership import compatibility
+from tuna.membership.control import ControlListener
+from tuna.pipeline import tasks
 from tuna.pipeline.connection import broker_url, connect, ensure_services
 from tuna.pipeline.leases import Leases
-from tuna.pipeline.orders import Orders
-from tuna.pipeline.wire import Chunk
+from tuna.pipeline.messages import Chunk
 from tuna.settings import get_settings
+from tuna.workers import remote_exec, shutdown
 from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
 
 #: A message that a dead worker held is delivered again after this long. A copy of a chunk that is still held, or was
@@ -83,7 +85,9 @@ def _or_exit(call: Any) -> Any:
         raise SystemExit(1) from None
 
 
-celery_app = app = _or_exit(_make)
+app: Celery = _or_exit(_make)
+#: `-A tuna.celery_app.celery_app`, as the seed prints it.
+celery_app = app
 
 
 @celeryd_init.connect
@@ -115,7 +119,7 @@ def _choose_queues(instance: Any) -> None:
             continue
         served: dict[str, str | tasks.Unavailable]
         if session := os.environ.get(SESSION):
-            served = {"": fitness.session_queue(session, on_device=name == "eval")}
+            served = {"": compatibility.session_queue(session, on_device=name == "eval")}
         else:
             served = tasks.served_queues(name)
         names = sorted({queue for queue in served.values() if isinstance(queue, str)})
@@ -136,17 +140,17 @@ _SERVED: list[Any] = [[], ""]
 
 
 @functools.cache
-def _orders(consumer: Any) -> Orders:
+def _orders(consumer: Any) -> ControlListener:
     settings = get_settings()
-    orders = Orders(connect(settings), settings, settings.worker_name or socket.gethostname(), consumer)
+    orders = ControlListener(connect(settings), settings, settings.worker_name or socket.gethostname(), consumer)
     orders.start()
     return orders
 
 
 @functools.cache
-def _ending() -> ending.Ending:
+def _ending() -> shutdown.Shutdown:
     settings = get_settings()
-    return ending.Ending(settings.shutdown_s, lambda: ending.give_back_all(settings))
+    return shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.give_back_all(settings))
 
 
 @worker_ready.connect
@@ -155,15 +159,15 @@ def _end_as_we_do(sender: Any, **_: Any) -> None:
     _ending().install()
     _orders(sender)
     if os.environ.pop(ONCE, ""):
-        ending.leave_when_empty(app, list(sender.app.amqp.queues.consume_from))
+        shutdown.leave_when_empty(app, list(sender.app.amqp.queues.consume_from))
 
 
-@control_command(name=everywhere.CONTROL, args=[("words", list)])
+@control_command(name=remote_exec.CONTROL, args=[("words", list)])
 def _execute(_state: Any, words: list[str]) -> dict[str, Any]:
     """What `go_fish.py --exec` asks for; refused unless this worker's settings allow it."""
     if not get_settings().allow_exec:
         return {"ok": False, "text": "refused: set TUNA_ALLOW_EXEC=1 for this worker", "output": ""}
-    return everywhere.run_here([str(word) for word in words])
+    return remote_exec.run_here([str(word) for word in words])
 
 
 @worker_process_init.connect
@@ -185,6 +189,6 @@ def _free_lease_of_dead_process(kwargs: dict[str, Any] | None = None, exception:
         return
     settings = get_settings()
     if _ending().asked:
-        ending.give_back(settings, chunk)
+        shutdown.give_back(settings, chunk)
     else:
         Leases(connect(settings), chunk.namespace, settings.lease_s).forfeit(chunk.id)

@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     )
     artifacts_url: str | None = Field(
         None,
-        description="fsspec URL of the artifact store; default for workers: the enqueuer's; for it: Redis if one is "
+        description="fsspec URL of the artifact store; default for workers: the coordinator's; for it: Redis if one is "
         "configured, else in TUNA_HOME",
     )
     artifacts_mib: int = Field(

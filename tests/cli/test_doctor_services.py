@@ -17,10 +17,10 @@ import redis
 import sqlalchemy as sa
 from shared_data import need
 
+from tuna import doctor
 from tuna.db import schema
 from tuna.db.engine import make_engine
-from tuna.reports import health
-from tuna.reports.health import Finding
+from tuna.doctor import Finding
 from tuna.settings import Settings
 from tuna.testing.servers import redis_server, with_password
 
@@ -45,7 +45,7 @@ def start_redis() -> Iterator[Callable[..., str]]:
 
 
 def _redis(url: str, tmp_path: Path) -> dict[str, Finding]:
-    return _by_name(health.of_redis(Settings(home=tmp_path, redis_url=url, broker_url=url)))
+    return _by_name(doctor.of_redis(Settings(home=tmp_path, redis_url=url, broker_url=url)))
 
 
 def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path) -> None:
@@ -99,19 +99,19 @@ def test_a_redis_user_without_the_rights(start_redis: Callable[..., str], tmp_pa
 
 
 def test_a_redis_without_a_password(tmp_path: Path) -> None:
-    finding = health._guard(None, "redis://cache.example.com:6379/0")
+    finding = doctor._guard(None, "redis://cache.example.com:6379/0")
     assert (finding.text, finding.ok, finding.warning) == ("no password", True, True)
 
 
 @pytest.mark.parametrize(("ahead_s", "warning"), [(0.0, False), (1.5, False), (2.5, True), (-3600.0, True)])
 def test_a_clock_that_goes_wrong(ahead_s: float, warning: bool) -> None:
-    finding = health._clock("redis clock", time.time() + ahead_s, time.time())
+    finding = doctor._clock("redis clock", time.time() + ahead_s, time.time())
     assert (finding.ok, finding.warning) == (True, warning)
     assert f"{ahead_s:+.1f} s" in finding.text or not ahead_s
 
 
 def test_both_databases_are_well(engine: sa.Engine) -> None:
-    found = _by_name(health.of_sql(engine))
+    found = _by_name(doctor.of_sql(engine))
     assert all(finding.ok for finding in found.values()), found
     assert schema.HEAD in found["database"].text
     assert found["database tables"].text == "can be created"
@@ -141,7 +141,7 @@ def test_a_mariadb_that_loses_commits_in_a_power_cut(maria: sa.Engine) -> None:
     with maria.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         try:
-            found = _by_name(health.of_sql(maria))
+            found = _by_name(doctor.of_sql(maria))
         finally:
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
     assert not found["database durability"].ok
@@ -151,13 +151,13 @@ def test_a_mariadb_that_loses_commits_in_a_power_cut(maria: sa.Engine) -> None:
 def test_a_table_with_another_collation(maria: sa.Engine) -> None:
     with maria.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE config_tag CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
-    found = _by_name(health.of_sql(maria))["database collation"]
+    found = _by_name(doctor.of_sql(maria))["database collation"]
     assert not found.ok
     assert found.text == "config_tag differ"
     with maria.connect() as connection:
         for statement in found.hint.partition(": ")[2].split("; "):
             connection.exec_driver_sql(statement)
-    assert _by_name(health.of_sql(maria))["database collation"].ok, "the hint mends it"
+    assert _by_name(doctor.of_sql(maria))["database collation"].ok, "the hint mends it"
 
 
 def test_a_mariadb_user_with_few_rights(maria: sa.Engine) -> None:
@@ -167,19 +167,19 @@ def test_a_mariadb_user_with_few_rights(maria: sa.Engine) -> None:
         connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost")
         poor = make_engine(maria.url.set(username=user, password="x").render_as_string(hide_password=False))  # noqa: S106
         try:
-            found = _by_name(health.of_sql(poor))
+            found = _by_name(doctor.of_sql(poor))
         finally:
             poor.dispose()
             connection.exec_driver_sql(f"DROP USER {user}@localhost")
     assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
     assert "tuna db upgrade" in found["database tables"].hint
     assert found["database rights"].text == "on Tuna's database only"
-    assert _by_name(health.of_sql(maria))["database rights"].warning, "root may do anything"
+    assert _by_name(doctor.of_sql(maria))["database rights"].warning, "root may do anything"
 
 
 @pytest.mark.parametrize(("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)])
 def test_an_old_version_is_refused(found: tuple[int, ...], ok: bool) -> None:
-    assert health._version("database version", "MariaDB", found, health._MARIADB).ok is ok
+    assert doctor._version("database version", "MariaDB", found, doctor._MARIADB).ok is ok
 
 
 def test_the_embedded_services_are_well(type_in: Type) -> None:
@@ -223,8 +223,8 @@ def test_rabbitmq_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def ensure_connection(self, **_: object) -> None: ...
 
     monkeypatch.setattr("kombu.Connection", Connection)
-    (finding,) = health.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
+    (finding,) = doctor.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
     assert (finding.ok, finding.text) == (False, "RabbitMQ 3.7.28")
     Transport.server_properties = {"product": "RabbitMQ", "version": "4.1.0"}
-    (finding,) = health.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
+    (finding,) = doctor.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
     assert finding.ok

@@ -15,11 +15,12 @@ from tuna.cli.members import join_line
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.libraries.registry import get_library
-from tuna.pipeline.members import Gate, order_key
-from tuna.pipeline.presence import Presence, PresenceBoard
+from tuna.membership.gate import Gate, control_key
+from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.membership.join import Facts, join
+from tuna.pipeline.leases import Leases
 from tuna.settings import get_settings
 from tuna.testing.servers import redis_server, with_password
-from tuna.workers.membership import Facts, join
 
 ADMIN = "the-admins"
 
@@ -44,7 +45,7 @@ def _joined(line: str) -> str:
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
     client = redis.Redis.from_url(get_settings().broker_url.get_secret_value())
-    gate, stop = Gate(engine, client, namespace, 20), threading.Event()
+    gate, stop = Gate(engine, client, namespace, 20, Leases(client, namespace, 20).evict), threading.Event()
 
     def tick() -> None:
         while not stop.wait(0.05):
@@ -57,8 +58,8 @@ def _joined(line: str) -> str:
     finally:
         stop.set()
         thread.join()
-    PresenceBoard(client, namespace, 20).announce(
-        Presence(f"{told['TUNA_WORKER_NAME']}:1", "eval", "h", 1, "card", "e", (), (7,), 1.0, 1.0, 3)
+    HeartbeatBoard(client, namespace, 20).announce(
+        WorkerStatus(f"{told['TUNA_WORKER_NAME']}:1", "eval", "h", 1, "card", "e", (), (7,), 1.0, 1.0, 3)
     )
     return told["TUNA_WORKER_NAME"]
 
@@ -85,7 +86,7 @@ def test_a_worker_is_listed_cordoned_and_revoked(type_in: Callable, url: str) ->
     name = _joined(type_in("tuna", "token", "create", "--role", "eval").out.strip())
     client = redis.Redis.from_url(with_password(url, ADMIN))
     with reading(open_database()) as connection:
-        key = order_key(sessions.namespace(connection), name)
+        key = control_key(sessions.namespace(connection), name)
 
     def listed() -> dict:
         (document,) = json.loads(type_in("tuna", "workers", "--json").out)
@@ -112,9 +113,11 @@ def test_a_worker_that_did_not_join_takes_orders_and_cannot_be_revoked(type_in: 
     client = redis.Redis.from_url(with_password(url, ADMIN))
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
-    PresenceBoard(client, namespace, 20).announce(Presence("box:4", "compile", "box", 4, "", "", ("t",), (), 1.0, 1.0))
+    HeartbeatBoard(client, namespace, 20).announce(
+        WorkerStatus("box:4", "compile", "box", 4, "", "", ("t",), (), 1.0, 1.0)
+    )
     assert type_in("tuna", "workers", "cordon", "box").code == 0
-    assert client.get(order_key(namespace, "box")) == b"cordoned"
+    assert client.get(control_key(namespace, "box")) == b"cordoned"
     refused = type_in("tuna", "workers", "revoke", "box")
     assert (refused.code, "did not join" in refused.err) == (2, True)
     assert type_in("tuna", "workers", "cordon", "nobody").code == 3

@@ -24,7 +24,7 @@ from tuna.cli import watch as view
 from tuna.db import models, overview
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
-from tuna.pipeline.presence import Presence, PresenceBoard
+from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.reports import status
 from tuna.reports.status import Watcher
 from tuna.reports.totals import Sum, Totals, most_at_once
@@ -37,7 +37,7 @@ def _settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "home")
 
 
-def _worker(name: str, role: str, **fields: Any) -> Presence:
+def _worker(name: str, role: str, **fields: Any) -> WorkerStatus:
     known: dict[str, Any] = {
         "name": name,
         "role": role,
@@ -50,7 +50,7 @@ def _worker(name: str, role: str, **fields: Any) -> Presence:
         "started_at": 0.0,
         "seen_at": 0.0,
     }
-    return Presence(**(known | fields))
+    return WorkerStatus(**(known | fields))
 
 
 def _history(engine: sa.Engine) -> int:
@@ -149,7 +149,7 @@ def test_workers_are_shown_and_their_lack_is_a_dash(
     url = f"unix://{redis_client.connection_pool.connection_kwargs['path']}"
     with reading(engine) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
-    PresenceBoard(redis_client, namespace, 20).announce(_worker("h:1", "eval", device="gpu0", job_ids=(7, 8)))
+    HeartbeatBoard(redis_client, namespace, 20).announce(_worker("h:1", "eval", device="gpu0", job_ids=(7, 8)))
     there = Watcher(engine, Settings(home=tmp_path, redis_url=url, broker_url=url)).look()
     assert [worker.device for worker in there.workers or ()] == ["gpu0"]
     assert "gpu0" in _text(view.view(there))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuna.cli.seeds import yaml_steps
+from tuna.cli.mituna import yaml_steps
 from tuna.errors import BadInput
 
 

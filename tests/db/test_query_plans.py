@@ -24,11 +24,12 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
 from tuna.libraries.base import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim
+from tuna.pipeline import claim, reaper
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.wire import Report, ReportKind
+from tuna.pipeline.scope import Scope
 
 LIBRARY = get_library("noop")
 #: Tables that grow with the work; the rest have some rows, for which a scan is right.
@@ -125,7 +126,7 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, folder: Path) -> Drain:
 
 def claimed(engine: sa.Engine, step: str, limit: int = 200) -> list[claim.ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, claim.Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
+        return claim.claim(connection, Scope(1, LIBRARY, ""), LIBRARY.step(step), limit)
 
 
 def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
@@ -181,7 +182,7 @@ def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
 def test_orphans_are_looked_for_among_the_jobs_in_flight_alone(engine: sa.Engine) -> None:
     def look() -> None:
         with reading(engine) as connection:
-            claim.orphans(connection, 1, ["build", "measure"], utc_now() - timedelta(seconds=5))
+            reaper.orphans(connection, 1, ["build", "measure"], utc_now() - timedelta(seconds=5))
 
     check(engine, look, "job")
     if engine.dialect.name == "mariadb":

@@ -16,15 +16,16 @@ from tuna.db import configs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.errors import NotFound
-from tuna.libraries.base import Cause
 from tuna.libraries.base import StepResult as Result
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, intervene
-from tuna.pipeline.claim import ClaimedChunk, Scope
+from tuna.pipeline import claim, job_actions
+from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
-from tuna.pipeline.intervene import Selection
+from tuna.pipeline.job_actions import Selection
+from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.wire import Report, ReportKind
+from tuna.pipeline.scope import Scope
+from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
 
@@ -70,14 +71,14 @@ def _errored_at_both_steps(engine: sa.Engine, drain: Drain) -> int:
 def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(engine: sa.Engine, drain: Drain) -> None:
     session_id = _errored_at_both_steps(engine, drain)
     attempts = [row.attempt for row in _jobs(engine)]
-    assert intervene.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
     assert Counter((row.state, row.step) for row in _jobs(engine)) == {
         ("new", "build"): 10,
         ("compiled", "measure"): 10,
     }
     assert {(row.failures, row.cause) for row in _jobs(engine)} == {(0, None)}
     assert [row.attempt for row in _jobs(engine)] == attempts, "the fencing token goes on"
-    assert intervene.retry(engine, LIBRARY, Selection(session_id)) == {}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {}
     drain.write(_entries(_claim(engine, session_id)))
     drain.write(_entries(_claim(engine, session_id, "measure")))
     assert states(engine) == {"evaluated": 20}
@@ -86,20 +87,20 @@ def test_errored_jobs_go_back_to_the_step_that_failed_with_all_attempts(engine: 
 def test_a_job_of_one_device_step_is_retried_as_new(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     drain.write(_entries(_claim(engine, session_id, "measure"), Cause.WRONG_RESULT))
-    assert intervene.retry(engine, LIBRARY, Selection(session_id)) == {"measure": 10}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"measure": 10}
     assert states(engine) == {"new": 10}
     assert len(_claim(engine, session_id, "measure")[0].items) == 10
 
 
 def test_only_what_was_asked_for_is_retried(engine: sa.Engine, drain: Drain) -> None:
     session_id = _errored_at_both_steps(engine, drain)
-    assert intervene.retry(engine, LIBRARY, Selection(session_id, cause="build_error")) == {"build": 10}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id, cause="build_error")) == {"build": 10}
     one = next(row.id for row in _jobs(engine) if row.state == "errored")
-    assert intervene.retry(engine, LIBRARY, Selection(session_id, jobs=[one])) == {"measure": 1}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id, jobs=[one])) == {"measure": 1}
     assert states(engine) == {"new": 10, "compiled": 1, "errored": 9}
 
 
-@pytest.mark.parametrize("decide", [intervene.retry, intervene.cancel])
+@pytest.mark.parametrize("decide", [job_actions.retry, job_actions.cancel])
 def test_a_job_of_another_session_is_refused_and_nothing_changes(engine: sa.Engine, decide: object) -> None:
     session_id = make_jobs(engine, 1)
     with pytest.raises(NotFound, match="no job 4711"):
@@ -118,11 +119,11 @@ def test_every_unfinished_job_is_canceled_and_finished_ones_stay(engine: sa.Engi
     _claim(engine, session_id, limit=10)  # compile_queued
     before = states(engine)
     assert len(before) == 8
-    done = intervene.cancel(engine, LIBRARY, Selection(session_id))
+    done = job_actions.cancel(engine, LIBRARY, Selection(session_id))
     assert done.states == {state: n for state, n in before.items() if state not in ("evaluated", "errored")}
     assert states(engine) == {"evaluated": 10, "errored": 5, "canceled": 45}
     assert len(done.chunks) == 4
-    again = intervene.cancel(engine, LIBRARY, Selection(session_id))
+    again = job_actions.cancel(engine, LIBRARY, Selection(session_id))
     assert (again.states, again.chunks) == ({}, set())
     assert _claim(engine, session_id) + _claim(engine, session_id, "measure") == []
 
@@ -131,7 +132,7 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
     session_id = make_jobs(engine, 1)
     chunks = _claim(engine, session_id)
     drain.write(_entries(chunks)[:1])
-    intervene.cancel(engine, LIBRARY, Selection(session_id))
+    job_actions.cancel(engine, LIBRARY, Selection(session_id))
     drain.write(_entries(chunks))
     drain.write([Entry("9-0", Report(kind=ReportKind.RETURNED, chunk=chunks[0].id, worker="w"))])
     assert states(engine) == {"canceled": 10}
@@ -143,29 +144,29 @@ def test_a_chunk_that_holds_other_jobs_too_is_still_wanted(engine: sa.Engine) ->
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     first = chunk.items[0].job_id
-    assert intervene.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == set()
-    assert intervene.cancel(engine, LIBRARY, Selection(session_id)).chunks == {chunk.id}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == set()
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).chunks == {chunk.id}
 
 
 def test_only_layers_with_the_tag_are_canceled(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 3)
     with writing(engine) as connection:
         configs.store(connection, [GemmConfig(m=8, n=8, k=1)], "one")
-    assert intervene.cancel(engine, LIBRARY, Selection(session_id, tag="one")).states == {"new": 10}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="one")).states == {"new": 10}
     with pytest.raises(NotFound):
-        intervene.cancel(engine, LIBRARY, Selection(session_id, tag="none"))
+        job_actions.cancel(engine, LIBRARY, Selection(session_id, tag="none"))
     assert states(engine) == {"new": 20, "canceled": 10}
 
 
 def test_what_was_compiled_and_has_no_other_step_is_finished(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1, steps="build")
     drain.write(_entries(_claim(engine, session_id)))
-    assert intervene.cancel(engine, LIBRARY, Selection(session_id)).states == {}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {}
     assert states(engine) == {"compiled": 10}
 
 
 def test_many_jobs_are_moved_in_batches(engine: sa.Engine, drain: Drain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervene, "_BATCH", 7)
+    monkeypatch.setattr(job_actions, "_BATCH", 7)
     session_id = _errored_at_both_steps(engine, drain)
-    assert intervene.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
-    assert intervene.cancel(engine, LIBRARY, Selection(session_id)).states == {"new": 10, "compiled": 10}
+    assert job_actions.retry(engine, LIBRARY, Selection(session_id)) == {"build": 10, "measure": 10}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).states == {"new": 10, "compiled": 10}

@@ -14,12 +14,11 @@ from alembic.script import ScriptDirectory
 from jobs_builder import make_jobs, states
 
 from tuna.configs import GemmConfig
-from tuna.db import configs, jobs, schema, solvers
+from tuna.db import batches, configs, jobs, schema, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Base, Job
 from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim
 
 
 def test_the_migrations_make_just_what_the_models_say(engine: sa.Engine) -> None:
@@ -135,7 +134,7 @@ def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:
     assert "ix_job_claim" in plan
     assert "TEMP B-TREE" not in plan
     assert "filesort" not in plan
-    assert claim.IN_LIST < 32_766
+    assert batches.IN_LIST < 32_766
 
 
 def test_words_that_mysql_9_reserves_are_quoted() -> None:

@@ -42,7 +42,7 @@ from deploy_files import (
 from shared_data import need
 
 from tuna.cli.main import tuna
-from tuna.pipeline.wire import queue_name
+from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.servers import find
 

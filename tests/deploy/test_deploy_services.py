@@ -26,12 +26,12 @@ from shared_data import need
 from tuna.db import schema, sessions
 from tuna.db.engine import make_engine, writing
 from tuna.libraries.registry import get_library
+from tuna.membership.gate import Gate
+from tuna.membership.join import Facts, join
 from tuna.pipeline.leases import Leases
-from tuna.pipeline.members import Gate
 from tuna.pipeline.results import ResultStream
 from tuna.settings import Settings
 from tuna.testing.servers import free_port, running
-from tuna.workers.membership import Facts, join
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_a_worker_joins_by_token_and_tuna_itself_may_not_make_users(
         admin.get("x")
     client = redis.Redis.from_url(redis_url)
     with pytest.raises(redis.exceptions.NoPermissionError):
-        Gate(engine, client, "n", 10).create_token("compile", 60, redis_url)
-    gate = Gate(engine, client, "n", 10, admin=admin)
+        Gate(engine, client, "n", 10, Leases(client, "n", 10).evict).create_token("compile", 60, redis_url)
+    gate = Gate(engine, client, "n", 10, Leases(client, "n", 10).evict, admin=admin)
     token = gate.create_token("compile", 60, re.sub("//.*@", "//", redis_url))
     asked = futures.ThreadPoolExecutor(1).submit(
         join, token.full(), "compile", Facts(host="other", pid=1, toolchains=(home.toolchain,)), 10

@@ -1,4 +1,4 @@
-"""A small cluster of real processes that can be broken: MariaDB, Redis with its append-only file, two workers, an enqueuer.
+"""A small cluster of real processes that can be broken: MariaDB, Redis with its append-only file, two workers, a coordinator.
 
 Everything listens on a loopback address of this process, writes below one folder, and dies with this process.
 """
@@ -104,7 +104,7 @@ class Cluster:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start redis, mariadb, compile, eval or enqueuer; the last three wait for the first two."""
+        """Start redis, mariadb, compile, eval or coordinator; the last three wait for the first two."""
         if name in self._servers:
             self._spawn(name, self._servers[name])
             wait_until(lambda: self._answers(name), _START_S, f"start of {name}")
@@ -201,7 +201,7 @@ class Cluster:
             )  # fmt: skip
 
     def _program(self, name: str) -> list[str]:
-        if name == "enqueuer":
+        if name == "coordinator":
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
         python, _, *words = worker_command(WorkerSpec(name))  # as `tuna worker` does
         return [python, stepped_clock.__file__, *words]

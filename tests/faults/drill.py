@@ -63,7 +63,7 @@ def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)
-            for name in ("compile", "eval", "enqueuer"):
+            for name in ("compile", "eval", "coordinator"):
                 cluster.start(name)
             _Drill(cluster, report).work_through(plan(seed, LEASE_S))
             seen = history.read(engine, cluster.log, expected)
@@ -165,14 +165,14 @@ class _Drill:
         return self._items_begun() >= self._seen + _SOME_ITEMS
 
     def _check(self, *, may_end: bool = False) -> int | None:
-        """Nothing may end by itself, but the enqueuer when all faults are over; returns its exit code.
+        """Nothing may end by itself, but the coordinator when all faults are over; returns its exit code.
 
         Who finds no server when it starts says so and ends; here, as on a cluster, it is started again.
         """
         cluster = self._cluster
-        for name in ("compile", "eval", "enqueuer"):
+        for name in ("compile", "eval", "coordinator"):
             code = cluster.exit_code(name)
-            if code in (None, -signal.SIGKILL) or (may_end and name == "enqueuer" and code == 0):
+            if code in (None, -signal.SIGKILL) or (may_end and name == "coordinator" and code == 0):
                 continue
             if code in (DatabaseError.exit_code, ServiceError.exit_code) and cluster.age_s(name) < _STARTING_S:
                 self._report.happened.append(f"{name} found no server when it started")
@@ -180,7 +180,7 @@ class _Drill:
                 continue
             early = "before the last fault" if code == 0 else f"with {code}"
             raise ClusterError(f"{name} ended by itself {early}:\n{cluster.last_words(name)}")
-        return cluster.exit_code("enqueuer")
+        return cluster.exit_code("coordinator")
 
     def _items_begun(self) -> int:
         with open(self._cluster.log, "rb") as log:

@@ -11,8 +11,8 @@ class Kind(str, Enum):
     """A fault; most begin and end, some are over at once."""
 
     KILL_CHILD = "kill_child"  #: SIGKILL of a pool process
-    KILL = "kill"  #: SIGKILL of a worker's parent or of the enqueuer; the end starts another
-    PAUSE = "pause"  #: SIGSTOP of a worker and its pool, or of the enqueuer, beyond the lease; the end is SIGCONT
+    KILL = "kill"  #: SIGKILL of a worker's parent or of the coordinator; the end starts another
+    PAUSE = "pause"  #: SIGSTOP of a worker and its pool, or of the coordinator, beyond the lease; the end is SIGCONT
     REDIS_RESTART = "redis_restart"  #: SIGKILL of Redis, which comes back with its append-only file
     REDIS_WIPE = "redis_wipe"  #: SIGKILL of Redis, which comes back with nothing
     REDIS_FLUSH = "redis_flush"  #: FLUSHALL
@@ -28,7 +28,7 @@ class Fault:
     gap_s: float
     hasty: bool  #: does not wait until work is under way again after the fault before, so that the two overlap
     kind: Kind
-    target: str  #: compile, eval, enqueuer, redis, mariadb or artifacts
+    target: str  #: compile, eval, coordinator, redis, mariadb or artifacts
     lasts_s: float = 0.0
     step_s: float = 0.0  #: of a clock
 
@@ -47,7 +47,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
     rng = random.Random(seed)
     faults = [
         (Kind.KILL_CHILD, rng.choice(_WORKERS)),
-        *((Kind.KILL, target) for target in (*_WORKERS, "enqueuer")),
+        *((Kind.KILL, target) for target in (*_WORKERS, "coordinator")),
         (Kind.PAUSE, rng.choice(_WORKERS)),
         (Kind.REDIS_RESTART, "redis"),
         (Kind.REDIS_WIPE, "redis"),
@@ -56,7 +56,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.ARTIFACTS_FULL, "artifacts"),
         (Kind.CLOCK_STEP, rng.choice(_WORKERS)),
     ]
-    faults.append(rng.choice([*faults, (Kind.PAUSE, "enqueuer")]))
+    faults.append(rng.choice([*faults, (Kind.PAUSE, "coordinator")]))
     rng.shuffle(faults)
     return [
         Fault(

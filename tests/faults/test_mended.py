@@ -19,8 +19,8 @@ from tuna.errors import DatabaseError, StorageFull, StoreAway
 from tuna.libraries.base import RunContext, Step, StepResult, WorkItem, result_of
 from tuna.pipeline import runner
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, ReportKind
 from tuna.pipeline.results import ResultStream
-from tuna.pipeline.wire import Chunk, ReportKind
 
 
 class _Full(FaultLibrary):
@@ -38,7 +38,7 @@ class _Full(FaultLibrary):
 def test_a_worker_without_room_gives_back_what_it_could_not_store(
     redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(runner, "_UNFIT_S", 0.0)
+    monkeypatch.setattr(runner, "_BACKOFF_S", 0.0)
     config = GemmConfig(m=8, n=8, k=8).to_json()
     items = tuple(
         WorkItem(job_id=n, attempt=1, session_id=1, library="faults", step="build", solver="Fault0", config=config)

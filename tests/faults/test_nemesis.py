@@ -15,7 +15,7 @@ def test_a_seed_gives_the_same_faults_again() -> None:
 def test_every_seed_has_every_kind_of_fault(seed: int) -> None:
     faults = plan(seed, 2.0)
     assert {fault.kind for fault in faults} == set(Kind)
-    assert {fault.target for fault in faults if fault.kind is Kind.KILL} == {"compile", "eval", "enqueuer"}
+    assert {fault.target for fault in faults if fault.kind is Kind.KILL} == {"compile", "eval", "coordinator"}
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -13,7 +13,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
-from tuna.pipeline.states import State
+from tuna.vocabulary import State
 
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Enqueuers and workers as programs of their own."""
+"""Coordinators and workers as programs of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 class Processes:
-    """Enqueuer and workers as programs of their own, as a person starts them."""
+    """Coordinator and workers as programs of their own, as a person starts them."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -24,7 +24,7 @@ class Processes:
         self._all.append(process)
         return process
 
-    def enqueuer(self) -> psutil.Popen:
+    def coordinator(self) -> psutil.Popen:
         return self.start("tuna", "enqueue", "--session-id", "1")
 
     def worker(self, queue: str) -> psutil.Popen:

@@ -20,21 +20,24 @@ from celery import Celery
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts import Artifacts
-from tuna.db import members as store
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput
-from tuna.libraries.base import Cause, Resource, RunContext, Step, StepResult, Trial, WorkItem, result_of
+from tuna.libraries.base import RunContext, Step, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.pipeline.enqueue import Enqueuer, SessionWork
-from tuna.pipeline.members import Gate
-from tuna.pipeline.presence import PresenceBoard
+from tuna.membership import members as store
+from tuna.membership.gate import Gate
+from tuna.membership.heartbeat import HeartbeatBoard
+from tuna.membership.join import Facts, join
+from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner
-from tuna.pipeline.wire import Chunk, queue_name
+from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
 from tuna.testing.servers import redis_server, with_password
-from tuna.workers.membership import Facts, join
+from tuna.vocabulary import Cause, Resource
 
 ADMIN = "the admin's"
 COMPILERS, DEVICES = 25, 25
@@ -131,11 +134,11 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
         namespace = sessions.namespace(connection)
         environment = sessions.get(connection, session_id).environment
     work = SessionWork(session_id, namespace, environment, get_library("noop"))
-    gate = Gate(engine, admin, namespace, settings.lease_s)
-    enqueuer = Enqueuer(engine, admin, Celery("t", broker=own), settings, work)
+    gate = Gate(engine, admin, namespace, settings.lease_s, Leases(admin, namespace, settings.lease_s).evict)
+    coordinator = Coordinator(engine, admin, Celery("t", broker=own), settings, work)
     total = LAYERS * 10
     done = lambda: states(engine).get("evaluated", 0) == total  # noqa: E731
-    enqueuing = threading.Thread(target=enqueuer.run, args=(lambda: None, done), daemon=True)
+    enqueuing = threading.Thread(target=coordinator.run, args=(lambda: None, done), daemon=True)
     started_at = time.monotonic()
     enqueuing.start()
 
@@ -201,7 +204,7 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert "signature" in refused[0].output_tail
     assert {member.state for member in known if member.name != victim.member} == {"active"}
     assert len(known) == COMPILERS + DEVICES, "the one from elsewhere is no member"
-    assert PresenceBoard(admin, namespace, 10).live() == []
+    assert HeartbeatBoard(admin, namespace, 10).live() == []
 
 
 def _digest(engine: sa.Engine, job: int) -> str:

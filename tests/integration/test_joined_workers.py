@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes
 
-from tuna.db import members
 from tuna.db.engine import reading
 from tuna.db.models import StepResult
+from tuna.membership import members
 from tuna.settings import get_settings
 from tuna.testing.servers import redis_server, with_password
 
@@ -51,7 +51,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_jobs(engine, 3, options={"sleep_s": 0.2})
-    processes.enqueuer()
+    processes.coordinator()
     admin: redis.Redis = redis.Redis.from_url(os.environ["TUNA_BROKER_URL"])
 
     def joined(role: str) -> psutil.Popen:
@@ -92,7 +92,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     assert [worker.wait(30) for worker in (compiler, heir)] == [0, 0]
     assert not any(member in user for user in admin.acl_users())
     log = (tmp_path / "home" / "log").read_text()
-    assert "this worker was put out" in log
+    assert "worker revoked" in log
     assert "Exception in thread" not in log
     records = re.split(r"^(?=\d{4}-\d\d-\d\dT)", log, flags=re.MULTILINE)
     assert all("Couldn't ack" in record for record in records if "Traceback" in record), "Celery's own, and no other"

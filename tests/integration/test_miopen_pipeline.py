@@ -62,18 +62,18 @@ def test_2000_jobs_survive_kills_of_everything(
     total = load(engine, 2000)
     assert total >= 2000
     running = {name: processes.worker(name) for name in ("compile", "eval")}
-    running["enqueuer"] = processes.enqueuer()
-    for number, victim in enumerate(["compile", "eval", "enqueuer", "compile", "eval"], 1):
+    running["coordinator"] = processes.coordinator()
+    for number, victim in enumerate(["compile", "eval", "coordinator", "compile", "eval"], 1):
         done = total * number // 12
         eventually(lambda: states(engine).get("evaluated", 0) >= done, 120)  # noqa: B023
         children = [c for c in running[victim].children(recursive=True) if c.name() != "redis-server"]
         processes.kill(running[victim])
-        if victim != "enqueuer":
+        if victim != "coordinator":
             psutil.wait_procs(children, timeout=10)
             assert not [child for child in children if child.is_running()], "fin outlived its worker"
-        running[victim] = processes.enqueuer() if victim == "enqueuer" else processes.worker(victim)
+        running[victim] = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
     eventually(lambda: set(states(engine)) <= {"evaluated", "errored"}, 240)
-    assert running["enqueuer"].wait(30) == 0
+    assert running["coordinator"].wait(30) == 0
     _check(engine, total)
 
 

@@ -41,26 +41,26 @@ def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine, processes: Pr
         assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
 
 
-@pytest.mark.parametrize("victim", ["compile", "eval", "enqueuer"])
+@pytest.mark.parametrize("victim", ["compile", "eval", "coordinator"])
 def test_what_is_killed_in_the_middle_is_made_good(
     engine: sa.Engine, processes: Processes, eventually: Eventually, victim: str
 ) -> None:
     make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
     running = {name: processes.worker(name) for name in ("compile", "eval")}
-    running["enqueuer"] = processes.enqueuer()
+    running["coordinator"] = processes.coordinator()
     begun = "evaluated" if victim == "eval" else "compiled"
     eventually(lambda: any(state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"), 60)
     children = [c for c in running[victim].children(recursive=True) if c.name() != "redis-server"]
     processes.kill(running[victim])
-    if victim != "enqueuer":
+    if victim != "coordinator":
         psutil.wait_procs(children, timeout=10)
         assert not [child for child in children if child.is_running()], "a pool process outlived its worker"
-    again = processes.enqueuer() if victim == "enqueuer" else processes.worker(victim)
+    again = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
     assert len(accepted(engine)) == 240
     assert {count for *_, count in accepted(engine)} == {1}
     assert trials(engine) == 120
-    assert (again if victim == "enqueuer" else running["enqueuer"]).wait(20) == 0
+    assert (again if victim == "coordinator" else running["coordinator"]).wait(20) == 0
 
 
 def test_a_wiped_redis_costs_only_the_work_in_flight(
@@ -69,7 +69,7 @@ def test_a_wiped_redis_costs_only_the_work_in_flight(
     make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
     for name in ("compile", "eval"):
         processes.worker(name)
-    processes.enqueuer()
+    processes.coordinator()
     eventually(lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60)
     redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir))).flushall()
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
@@ -90,11 +90,11 @@ def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
         get_settings.cache_clear()
         make_jobs(engine, 12, options={"trials": 1, "sleep_s": 0.02})
         running = {name: processes.worker(name) for name in ("compile", "eval")}
-        enqueuer = processes.enqueuer()
+        coordinator = processes.coordinator()
         eventually(lambda: states(engine).get("evaluated"), 60)
         processes.kill(running["eval"])
         processes.worker("eval")
-        assert enqueuer.wait(90) == 0
+        assert coordinator.wait(90) == 0
         assert states(engine) == {"evaluated": 120}
         assert {count for *_, count in accepted(engine)} == {1}
         assert trials(engine) == 120
@@ -108,7 +108,7 @@ def test_another_environments_work_is_left_for_those_who_have_it(
     with writing(engine) as connection:
         connection.execute(sa.text("UPDATE environment SET arch = 'elsewhere'"))
     worker = processes.worker("eval")
-    processes.enqueuer()
+    processes.coordinator()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
     client = redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir)))
     eventually(lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30)

@@ -85,9 +85,9 @@ class Terminals:
         assert process.returncode == 0, f"{line}: {self.log()}"
         return (output or b"").decode()
 
-    def work_off(self, enqueuer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]) -> None:
-        """Wait for the enqueuer; then ask the worker to leave. Both must end well."""
-        assert enqueuer.wait(_LIMIT_S) == 0, self.log()
+    def work_off(self, coordinator: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]) -> None:
+        """Wait for the coordinator; then ask the worker to leave. Both must end well."""
+        assert coordinator.wait(_LIMIT_S) == 0, self.log()
         assert worker.poll() is None, self.log()
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0, self.log()

@@ -50,7 +50,7 @@ def _failures(engine: sa.Engine) -> int:
 
 def test_once_leaves_when_the_work_is_done(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
     make_jobs(engine, 1, steps="build")
-    processes.enqueuer()
+    processes.coordinator()
     eventually(lambda: states(engine) == {"compile_queued": 10}, 60)
     assert processes.start("tuna", "worker", "compile", "--once").wait(60) == 0
     eventually(lambda: states(engine) == {"compiled": 10}, 20)
@@ -60,7 +60,7 @@ def test_what_ends_within_the_bound_is_finished(
     engine: sa.Engine, processes: Processes, eventually: Eventually
 ) -> None:
     make_jobs(engine, 1, steps="build", options={"sleep_s": 0.5})
-    processes.enqueuer()
+    processes.coordinator()
     worker = processes.start("tuna", "worker", "compile", "-c", "1")
     eventually(lambda: states(engine) == {"compiling": 10}, 60)
     worker.send_signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
     monkeypatch.setenv("TUNA_SHUTDOWN_S", "1")
     monkeypatch.setenv("TUNA_LEASE_S", "60")
     make_jobs(engine, 1, steps="build", options={"sleep_s": 2.0})
-    processes.enqueuer()
+    processes.coordinator()
     worker = processes.start("tuna", "worker", "compile")
     eventually(lambda: states(engine).get("compiled", 0) == 1, 60)  # in the second of ten
     worker.send_signal(signal.SIGTERM)
@@ -91,15 +91,15 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
-def test_a_worker_learns_from_the_enqueuer_where_the_artifacts_are(
+def test_a_worker_learns_from_the_coordinator_where_the_artifacts_are(
     engine: sa.Engine, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_jobs(engine, 1, steps="build")
     with monkeypatch.context() as there:
         there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
-        enqueuer = processes.enqueuer()
+        coordinator = processes.coordinator()
     processes.start("tuna", "worker", "compile")
-    assert enqueuer.wait(60) == 0
+    assert coordinator.wait(60) == 0
     assert states(engine) == {"compiled": 10}
     assert _failures(engine) == 0
 
@@ -108,7 +108,7 @@ def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charg
     engine: sa.Engine, processes: Processes, eventually: Eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_jobs(engine, 1, steps="build")
-    enqueuer = processes.enqueuer()
+    coordinator = processes.coordinator()
     with monkeypatch.context() as there:
         there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
         processes.start("tuna", "worker", "compile")
@@ -117,14 +117,14 @@ def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charg
     assert states(engine).keys() & {"compiled", "errored"} == set()
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / "tuna-artifacts").touch()
-    assert enqueuer.wait(60) == 0
+    assert coordinator.wait(60) == 0
     assert states(engine) == {"compiled": 10}
     assert _failures(engine) == 0
 
 
 def test_the_second_interrupt_ends_at_once(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
     make_jobs(engine, 1, steps="build", options={"sleep_s": 100})
-    processes.enqueuer()
+    processes.coordinator()
     worker = processes.start("tuna", "worker", "compile")
     eventually(lambda: states(engine) == {"compiling": 10}, 60)
     below = worker.children(recursive=True)

@@ -13,8 +13,8 @@ from tvm_bench import Bench
 from tuna.artifacts import Artifacts
 from tuna.libraries.base import RunContext
 from tuna.libraries.tvm import TvmLibrary
+from tuna.sandbox.cores import eval_cpus
 from tuna.settings import get_settings
-from tuna.workers.devices import eval_cpus
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ import pytest
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.base import Candidate, Cause, RunContext, StepResult, WorkItem
+from tuna.libraries.base import Candidate, RunContext, StepResult, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, environment, kernels
 from tuna.settings import get_settings
+from tuna.vocabulary import Cause
 
 Rocm = Callable[..., Path]
 FORWARD = "MIOpenDriver conv -n 16 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -F 1"

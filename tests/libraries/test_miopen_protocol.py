@@ -14,10 +14,11 @@ from shared_data import shared_data
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line, problem_key
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.base import Cause, canonical_name
+from tuna.libraries.base import canonical_name
 from tuna.libraries.miopen import answers, kernels, names, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.kernels import BadKernel
+from tuna.vocabulary import Cause
 
 _TYPES = {command: data_type.value for data_type, command in COMMANDS.items()}
 

@@ -11,7 +11,7 @@ from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.libraries.base import Candidate, RunContext, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
-from tuna.pipeline.wire import queue_name
+from tuna.queues import queue_name
 
 LINES = (
     "MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -F 1",

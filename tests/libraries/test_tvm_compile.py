@@ -13,8 +13,8 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-from tuna.libraries.base import Cause
 from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.vocabulary import Cause
 
 NCHW, GEMM = "TvmConvDirectNCHW", "TvmGemmDirect"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.tvm import TvmLibrary, environment
-from tuna.workers.devices import eval_cpus
+from tuna.sandbox.cores import eval_cpus
 
 
 def test_the_environment_names_the_cpu_the_cores_and_tvm(tvm_here: None, home: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
-from tuna.libraries.base import Cause, Trial
+from tuna.libraries.base import Trial
 from tuna.libraries.tvm import library as tvm_library
+from tuna.vocabulary import Cause
 
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.

@@ -14,14 +14,17 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult
-from tuna.libraries.base import Cause, Trial
 from tuna.libraries.base import StepResult as Result
+from tuna.libraries.base import Trial
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
-from tuna.pipeline.claim import ClaimedChunk, Scope
+from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
+from tuna.pipeline.messages import Report, ReportKind
+from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.wire import Report, ReportKind
+from tuna.pipeline.scope import Scope
+from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
 MAX = 3
@@ -56,7 +59,7 @@ def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
 def _release(engine: sa.Engine, chunks: list[ClaimedChunk], *, worker_lost: bool) -> int:
     with writing(engine) as connection:
         ids = [chunk.id for chunk in chunks]
-        return claim.release(connection, ids, max_attempts=MAX, worker_lost=worker_lost)
+        return release(connection, ids, max_attempts=MAX, worker_lost=worker_lost)
 
 
 def test_a_job_goes_through_both_steps(engine: sa.Engine, drain: Drain) -> None:

@@ -13,16 +13,17 @@ from jobs_builder import accepted, make_jobs, states
 from tuna.artifacts import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult
-from tuna.libraries.base import Cause, RunContext, Step, WorkItem, result_of
+from tuna.libraries.base import RunContext, Step, WorkItem, result_of
 from tuna.libraries.base import StepResult as Result
 from tuna.pipeline import claim
-from tuna.pipeline.claim import Scope
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.runner import Runner
-from tuna.pipeline.wire import Chunk
+from tuna.pipeline.scope import Scope
 from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause
 
 MAX = 3
 QUOTED = "it's \"broken\"; UPDATE job SET state='evaluated' WHERE '1'='1'; -- \\' %s {}"

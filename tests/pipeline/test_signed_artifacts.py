@@ -14,7 +14,7 @@ from redis.retry import Retry
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import ArtifactRefused, Artifacts, store_url
 from tuna.errors import BadInput, StorageFull, StoreAway
-from tuna.pipeline.presence import store_name, with_store
+from tuna.membership.announcements import store_name, with_store
 from tuna.settings import Settings, get_settings
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -123,11 +123,11 @@ def test_the_settings_choose_the_store(tuna_home: Path, redis_client: redis.Redi
     assert isinstance(files(broker_url="redis://h/0", artifacts_url="memory://x"), UrlFiles)
 
 
-def test_a_worker_without_settings_of_its_own_takes_the_enqueuers_store(
+def test_a_worker_without_settings_of_its_own_takes_the_coordinators_store(
     tuna_home: Path, redis_client: redis.Redis
 ) -> None:
     bare = Settings(home=tuna_home, broker_url="redis://h/0")
-    with pytest.raises(StoreAway, match="No enqueuer has told"):
+    with pytest.raises(StoreAway, match="No coordinator has told"):
         with_store(redis_client, bare, "n")
     redis_client.set(store_name("n"), "s3://bucket/there")
     assert with_store(redis_client, bare, "n").artifacts_url == "s3://bucket/there"
@@ -150,7 +150,7 @@ def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, m
     assert "secret words" not in str(error.value)
 
 
-def test_a_folder_that_no_enqueuer_prepared_is_not_the_store(tmp_path: Path) -> None:
+def test_a_folder_that_no_coordinator_prepared_is_not_the_store(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "mounted").as_uri(), tmp_path)
     with pytest.raises(StoreAway, match="not there or empty") as error:
         store.check()

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, no job is lost or done twice: a model beside the real SQLite, Redis and enqueuer.
+"""Whatever happens in whatever order, no job is lost or done twice: a model beside the real SQLite, Redis and coordinator.
 
 The model knows which worker holds which chunk and what each of them said. Triggers write down all that happens to jobs,
 so that every change is judged and not only the last one of a step. A job's round ends when its artifact is lost: what
@@ -32,18 +32,19 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
-from tuna.libraries.base import Cause, Resource, Step, Trial, WorkItem, result_of
+from tuna.libraries.base import Step, Trial, WorkItem, result_of
 from tuna.libraries.base import StepResult as Result
-from tuna.pipeline import claim, enqueue, intervene, results
+from tuna.pipeline import job_actions, results
+from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
-from tuna.pipeline.enqueue import Enqueuer, SessionWork
-from tuna.pipeline.intervene import Selection
+from tuna.pipeline.job_actions import Selection
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS, State, is_permanent
-from tuna.pipeline.wire import Chunk, Report, ReportKind
+from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS, is_permanent
 from tuna.settings import Settings, get_settings
 from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause, Resource, State
 
 SETTINGS = hypothesis.settings(max_examples=25, stateful_step_count=50, deadline=None, derandomize=True)
 MAX = 2
@@ -111,7 +112,7 @@ class Broker:
 
 
 class Moments:
-    """What shall happen, once, in the middle of what an enqueuer does."""
+    """What shall happen, once, in the middle of what a coordinator does."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Callable[[], None]] = {}
@@ -135,7 +136,7 @@ class ObservedLeases(Leases):
         super().drop(chunks)
 
 
-class ObservedEnqueuer(Enqueuer):
+class ObservedCoordinator(Coordinator):
     moments: Moments
 
     def _send(self, *args: Any) -> None:
@@ -198,7 +199,7 @@ class Pipeline(RuleBasedStateMachine):
         self.work = SessionWork(scene.session_id, namespace, info.environment, LIBRARY)
         self.leases = Leases(scene.client, namespace, scene.settings.lease_s)
         self.broker, self.moments = Broker(), Moments()
-        self.enqueuer = self._start()
+        self.coordinator = self._start()
         self.other_stream = ResultStream(scene.client, self.leases.results_key, "other")
         store = Artifacts(scene.folder.as_uri(), scene.folder)
         self.other_drain = Drain(self.engine, self.other_stream, store, MAX)
@@ -217,13 +218,13 @@ class Pipeline(RuleBasedStateMachine):
         self.answered: dict[int, int] = {}  # job -> attempt
         self.seen = 0  # of the history
 
-    def _start(self) -> ObservedEnqueuer:
-        enqueuer = ObservedEnqueuer(self.engine, self.scene.client, self.broker, self.scene.settings, self.work)
-        enqueuer.moments = self.moments
+    def _start(self) -> ObservedCoordinator:
+        coordinator = ObservedCoordinator(self.engine, self.scene.client, self.broker, self.scene.settings, self.work)
+        coordinator.moments = self.moments
         leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
         leases.moments, leases.opened = self.moments, lambda chunks: self.held.update(dict.fromkeys(chunks))
-        enqueuer._leases = leases
-        return enqueuer
+        coordinator._leases = leases
+        return coordinator
 
     def _die(self) -> None:
         raise Died
@@ -232,30 +233,30 @@ class Pipeline(RuleBasedStateMachine):
 
     @rule(step=STEPS)
     def publish(self, step: Step) -> None:
-        self.enqueuer._publish_step(step)
+        self.coordinator._publish_step(step)
 
     @rule(step=STEPS, moment=st.sampled_from(["claimed", "opened"]))
-    def the_enqueuer_dies_while_it_publishes(self, step: Step, moment: str) -> None:
+    def the_coordinator_dies_while_it_publishes(self, step: Step, moment: str) -> None:
         self.moments.plans[moment] = self._die
         with contextlib.suppress(Died):
-            self.enqueuer._publish_step(step)
+            self.coordinator._publish_step(step)
         self.moments.plans.clear()
-        self.enqueuer = self._start()
+        self.coordinator = self._start()
 
     @rule(step=STEPS)
-    def the_enqueuer_is_so_slow_that_another_takes_its_claim_back(self, step: Step) -> None:
+    def the_coordinator_is_so_slow_that_another_takes_its_claim_back(self, step: Step) -> None:
         def meanwhile() -> None:
             self._let_time_pass()
             self._reap(self._start())
 
         self.moments.plans["claimed"] = meanwhile
-        self.enqueuer._publish_step(step)
+        self.coordinator._publish_step(step)
         self.moments.plans.clear()
 
     @rule(pick=PICK)
     def a_message_is_lost(self, pick: int) -> None:
         if not self.broker.waiting:
-            self.enqueuer.publish()
+            self.coordinator.publish()
         for message in _pick(self.broker.waiting, pick):
             self.broker.waiting.remove(message)
 
@@ -341,17 +342,17 @@ class Pipeline(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        self.enqueuer.drain.once()
+        self.coordinator.drain.once()
 
     @rule(pick=PICK)
     def a_drain_dies_before_it_writes_and_the_next_one_after(self, pick: int) -> None:
         for name in ("_store", "acknowledge"):
             self.a_worker_reports_a_result(pick, None)
-            drain = self.enqueuer.drain
+            drain = self.coordinator.drain
             setattr(drain if name == "_store" else drain._stream, name, lambda _: self._die())
             with contextlib.suppress(Died):
                 drain.once()
-            self.enqueuer = self._start()
+            self.coordinator = self._start()
 
     @rule()
     def another_drain_reads(self) -> None:
@@ -369,7 +370,7 @@ class Pipeline(RuleBasedStateMachine):
     def reap(self, late: bool) -> None:
         if late:
             self._let_time_pass()
-        self._reap(self.enqueuer)
+        self._reap(self.coordinator)
 
     @rule(pick=PICK, cause=CAUSES, all_of_it=st.booleans())
     def a_worker_comes_back_while_its_work_is_taken_back(self, pick: int, cause: Cause | None, all_of_it: bool) -> None:
@@ -378,16 +379,16 @@ class Pipeline(RuleBasedStateMachine):
         silent = [worker for worker in self.workers if worker.chunk.id in self.silent]
         if silent:
             self.moments.plans["drained"] = lambda: tell(silent[0], cause, owed=False)
-        self._reap(self.enqueuer)
+        self._reap(self.coordinator)
         self.moments.plans.clear()
 
     @rule()
     def the_reaper_dies_before_it_tells_redis(self) -> None:
         self._let_time_pass()
         self.moments.plans["released"] = self._die
-        self._reap(self.enqueuer)
+        self._reap(self.coordinator)
         self.moments.plans.clear()
-        self.enqueuer = self._start()
+        self.coordinator = self._start()
 
     @rule(with_messages=st.booleans())
     def redis_is_wiped(self, with_messages: bool) -> None:
@@ -405,7 +406,7 @@ class Pipeline(RuleBasedStateMachine):
         [job] = _pick(self._jobs(), pick)
         together = [other.id for other in self._jobs() if other.chunk == job.chunk]
         ids = together if whole_chunk and job.chunk else [job.id]
-        done = intervene.cancel(self.engine, LIBRARY, Selection(self.scene.session_id, ids))
+        done = job_actions.cancel(self.engine, LIBRARY, Selection(self.scene.session_id, ids))
         assert not done.chunks & self._chunks()
         self.owed = {words for words in self.owed if self.said[words].job not in ids}
         if not redis_away:
@@ -415,7 +416,7 @@ class Pipeline(RuleBasedStateMachine):
     @rule()
     def retry(self) -> None:
         errored = sum(job.state == "errored" for job in self._jobs())
-        moved = intervene.retry(self.engine, LIBRARY, Selection(self.scene.session_id))
+        moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id))
         assert sum(moved.values()) == errored
 
     # -- what holds after every step ----------------------------------------------------------------------------------
@@ -498,17 +499,17 @@ class Pipeline(RuleBasedStateMachine):
     def _work_to_the_end(self) -> None:
         for worker in self.workers:
             self._fall_silent(worker)
-        self._reap(self.enqueuer)
+        self._reap(self.coordinator)
         killer = next((job.id for job in self._jobs() if not _is_final(job)), None)
         for _ in range(ROUNDS):
             if not self.held and all(map(_is_final, self._jobs())):
                 break
             self._work(killer)
             self._let_time_pass()
-            self._reap(self.enqueuer)
+            self._reap(self.coordinator)
         self.all_is_well()
         assert not self.held
-        assert self.enqueuer._stream.backlog() == 0
+        assert self.coordinator._stream.backlog() == 0
         assert not self.owed, "a result was taken and never heard of"
         found = {(row.config_id, row.solver_id) for row in self._rows("SELECT * FROM find_db")}
         for job in self._jobs():
@@ -526,7 +527,7 @@ class Pipeline(RuleBasedStateMachine):
             return _pick(late, pick // 4)
         if len(late) == sum(bool(worker.todo) for worker in self.workers):
             if not self.broker.waiting:
-                self.enqueuer.publish()
+                self.coordinator.publish()
             for message in self.broker.waiting[:1]:
                 self._deliver(message)
         return _pick([worker for worker in self.workers if worker.todo and self._holds(worker)], pick // 4)
@@ -569,14 +570,14 @@ class Pipeline(RuleBasedStateMachine):
 
     def _work(self, killer: int | None = None) -> None:
         """Everything that waits is done well, but the job `killer` kills its worker."""
-        self.enqueuer.publish()
+        self.coordinator.publish()
         for message in list(self.broker.waiting):
             worker = self._deliver(message)
             if worker and killer in [item.job_id for item in worker.todo]:
                 self._fall_silent(worker)
             elif worker:
                 self._finish(worker, None)
-        self.enqueuer.drain.once()
+        self.coordinator.drain.once()
 
     def _fall_silent(self, worker: Worker) -> None:
         self.leases.forfeit(worker.chunk.id)
@@ -632,14 +633,14 @@ class Pipeline(RuleBasedStateMachine):
         with writing(self.engine) as connection:
             connection.execute(sa.update(Job).where(Job.leased_at.is_not(None)).values(leased_at=LONG_AGO))
 
-    def _reap(self, enqueuer: Enqueuer) -> None:
+    def _reap(self, coordinator: Coordinator) -> None:
         lost, old = set(self.silent), {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"}
         gone = {c for c in old if c not in self.held or (self.held[c] is None and not self.broker.waiting)}
         gone |= {chunk for chunk, worker in self.held.items() if worker is None} - self._chunks()
         self.lost |= lost
         self.freed |= lost | gone
         try:
-            enqueuer.reap_now_and_then()
+            coordinator.reap_now_and_then()
         except Died:
             return
         finally:
@@ -668,9 +669,9 @@ def _result(item: WorkItem, cause: Cause | None, words: str) -> Result:
 
 @pytest.fixture()
 def scene(tmp_path: Path, tuna_home: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(claim, "get_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: LIBRARY)
     for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
-        monkeypatch.setattr(enqueue, name, 0)
+        monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     database = tmp_path / "template.sqlite"
     engine = make_engine(f"sqlite:///{database}")

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from tuna.libraries.base import Cause, Resource
 from tuna.pipeline import states
-from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, TRANSITIONS, State
+from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, TRANSITIONS
+from tuna.vocabulary import Cause, Resource, State
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))

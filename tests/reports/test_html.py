@@ -16,7 +16,7 @@ from tuna.errors import BadInput, NotFound, StorageFull
 from tuna.reports import html
 from tuna.reports.curves import draw
 from tuna.reports.html import write_report
-from tuna.reports.reading import best_so_far
+from tuna.reports.queries import best_so_far
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

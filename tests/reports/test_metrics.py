@@ -20,10 +20,10 @@ from million_jobs import fill
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput, ServiceError
-from tuna.pipeline.presence import Presence, PresenceBoard
-from tuna.reports import exporter
-from tuna.reports.exporter import Collector
+from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.reports import prometheus
 from tuna.reports.metrics import METRICS, Samples, text_of
+from tuna.reports.prometheus import Collector
 from tuna.settings import Settings
 
 AWAY = "redis://127.0.0.1:1/0"
@@ -67,8 +67,8 @@ def test_every_metric_is_there(filled: sa.Engine, tmp_path: Path, redis_client: 
         key = connection.execute(sa.select(models.Environment.key)).scalar_one()
     facts: dict[str, Any] = {"host": "h", "pid": 1, "device": "", "environment": "", "toolchains": (), "job_ids": ()}
     for name, role in (("a", "compile"), ("b", "compile"), ("c", "eval")):
-        PresenceBoard(redis_client, namespace, 20).announce(
-            Presence(name=name, role=role, started_at=0.0, seen_at=0.0, **facts)
+        HeartbeatBoard(redis_client, namespace, 20).announce(
+            WorkerStatus(name=name, role=role, started_at=0.0, seen_at=0.0, **facts)
         )
     redis_client.xadd(f"tuna:{{{namespace}}}:results", {"r": "x"})
     settings = _settings(tmp_path, redis_client)
@@ -152,7 +152,7 @@ def test_a_counter_that_is_still_being_read_is_left_out(
 
     for name, value in (("_CHUNK", 100), ("_UNSETTLED", 10)):
         monkeypatch.setattr(totals, name, value)
-    monkeypatch.setattr(exporter, "_READ_S", 0.0)
+    monkeypatch.setattr(prometheus, "_READ_S", 0.0)
     collector = Collector(filled, _settings(tmp_path, None))
     assert "tuna_results_drained_total" not in _read(collector.scrape())
     drained = [_read(collector.scrape()).get("tuna_results_drained_total") for _ in range(20)]
@@ -179,7 +179,7 @@ def served(tmp_path: Path) -> Iterator[str]:
 
     schema.upgrade(engine)
     make_jobs(engine, 1)
-    with exporter.server(Collector(engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
+    with prometheus.server(Collector(engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{http.server_address[1]}"
@@ -193,7 +193,7 @@ def _get(url: str) -> Any:
 
 def test_it_is_served_at_metrics_and_nowhere_else(served: str) -> None:
     with _get(f"{served}/metrics") as answer:
-        assert answer.headers["Content-Type"] == exporter.CONTENT_TYPE
+        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
         assert _read(answer.read().decode())['tuna_jobs{session="1",state="new"}'] == 10
     with pytest.raises(urllib.error.HTTPError, match="404"):
         _get(f"{served}/etc/passwd")
@@ -218,7 +218,7 @@ def test_scrapes_at_once_all_get_the_same(served: str) -> None:
 def test_an_address_that_cannot_be_used_is_one_sentence(served: str, tmp_path: Path) -> None:
     collector = Collector(make_engine("sqlite://"), _settings(tmp_path, None))
     with pytest.raises(ServiceError, match="already in use"):
-        exporter.server(collector, served.removeprefix("http://"))
+        prometheus.server(collector, served.removeprefix("http://"))
     for listen in ("9464", "localhost:http", "localhost:70000"):
         with pytest.raises(BadInput, match="HOST:PORT"):
-            exporter.server(collector, listen)
+            prometheus.server(collector, listen)

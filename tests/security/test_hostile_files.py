@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tuna.cli.seeds import yaml_steps
+from tuna.cli.mituna import yaml_steps
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
@@ -39,7 +39,7 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 
 
 _READERS = """
-from tuna.cli.seeds.yaml_steps import _load
+from tuna.cli.mituna.yaml_steps import _load
 from tuna.configs import parse_file
 from tuna.exports import find_db, kernel_db, perf_db, perf_text, tvm_db
 from tuna.exports.database_file import kind_of
@@ -111,7 +111,7 @@ def test_a_hostile_yaml_file_is_refused(tmp_path: Path, text: str, word: str) ->
 
 def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
     (tmp_path / "steps.yaml").write_text("[" * DEEP)
-    code = "from tuna.cli.seeds.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept BadInput as e:\n    print(e)"
+    code = "from tuna.cli.mituna.yaml_steps import _load\ntry:\n    _load(Path('steps.yaml'))\nexcept BadInput as e:\n    print(e)"
     assert "nested" in in_little_memory(code)
 
 

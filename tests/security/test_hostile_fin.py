@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tuna.artifacts import Artifacts
-from tuna.libraries.base import Cause
 from tuna.libraries.miopen import answers, fin, kernels
 from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.vocabulary import Cause
 
 DEEP = 100_000
 STEP, COMPILE = "miopen_find_eval", "miopen_find_compile"

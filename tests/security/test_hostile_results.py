@@ -17,9 +17,10 @@ from tuna.db.models import FindDb, Job, StepResult, Trial
 from tuna.libraries.base import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim, results, tasks
-from tuna.pipeline.claim import ClaimedChunk, Scope
+from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.results import ResultStream
+from tuna.pipeline.scope import Scope
 
 LIBRARY = get_library("noop")
 DEEP = 100_000
@@ -217,7 +218,7 @@ def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(facts
 
 
 def test_the_version_travels_with_every_message() -> None:
-    from tuna.pipeline.wire import Report, ReportKind
+    from tuna.pipeline.messages import Report, ReportKind
 
     text = Report(kind=ReportKind.STARTED, chunk="c", worker="w").model_dump_json(exclude_defaults=True)
     assert json.loads(text)["version"] == WIRE_VERSION

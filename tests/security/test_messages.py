@@ -1,4 +1,4 @@
-"""What a worker makes of messages that no enqueuer sends: nothing is unpickled, and it goes on working."""
+"""What a worker makes of messages that no coordinator sends: nothing is unpickled, and it goes on working."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base
 from tuna.errors import TunaError
 from tuna.pipeline.connection import connect
+from tuna.sandbox.processes import Child, child_env, run
 from tuna.settings import get_settings
 from tuna.testing.servers import redis_server, with_password
-from tuna.workers.sandbox import Child, child_env, run
 
 SQL, REDIS = "hunter2sql", "hunter2redis"
 SECRET_URL = "redis://:hunter2@somewhere"  # noqa: S105 (nobody's)

@@ -25,7 +25,7 @@ _CALLS = {
 }
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Loads the C library that is loaded already, by its null name; a test below checks that.
-_OWN_LIBRARY = {"tuna/files.py", "tuna/workers/child.py", "tuna/workers/lifetime.py"}
+_OWN_LIBRARY = {"tuna/files.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
 _SQL = {
     "execute",
     "executemany",

@@ -144,7 +144,7 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):  # fmt: skip
         assert type_in("tuna", *words).code == 0
     monkeypatch.setattr(actions, "enqueue", lambda *_, **__: 0)
-    monkeypatch.setattr(actions, "execute_everywhere", lambda _: 0)
+    monkeypatch.setattr(actions, "execute_on_workers", lambda _: 0)
     return type_in
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tuna.errors import BadInput, ServiceError
+from tuna.sandbox.discovery import Device, Kind
 from tuna.settings import Settings
 from tuna.workers import serve as serving
-from tuna.workers.discovery import Device, Kind
 from tuna.workers.hooks import run_hook
 from tuna.workers.serve import Restarts, device_specs, serve
 

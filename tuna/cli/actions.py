@@ -13,6 +13,8 @@ from tuna.errors import BadInput
 from tuna.settings import get_settings
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from tuna.db.solvers import StoredSolver
 
 
@@ -22,8 +24,8 @@ def init_session(library: str, reason: str, facts: Mapping[str, str] | None = No
     from tuna.db.engine import writing
     from tuna.libraries.registry import get_library
 
-    room = get_library(library)
-    environment = room.environment_by_hand(facts) if facts else room.environment()
+    found = get_library(library)
+    environment = found.environment_by_hand(facts) if facts else found.environment()
     with writing(open_database()) as connection:
         session_id, new = sessions.create(connection, environment, reason)
     click.echo(f"session {session_id} ({'new' if new else 'already there'}): {describe(environment)}")
@@ -100,7 +102,7 @@ def load_jobs(
     from tuna.db import jobs
     from tuna.db.engine import writing
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.states import State
+    from tuna.vocabulary import State
 
     engine = open_database()
     library = get_library(session_library(session_id))
@@ -176,12 +178,19 @@ def print_status(library: str) -> int:
     return 0 if good else 1
 
 
-def execute_everywhere(command: str) -> int:
+def celery_app() -> Celery:
+    """The Celery app; importing it takes a while, so only who needs it does."""
+    from tuna.celery_app import app
+
+    return app
+
+
+def execute_on_workers(command: str) -> int:
     """Run a command here and on the workers that allow it; prints each output; 1 if one of them failed."""
-    from tuna.pipeline.everywhere import execute
+    from tuna.workers.remote_exec import execute
 
     worst = 0
-    for answer in execute(command, get_settings()):
+    for answer in execute(command, get_settings(), celery_app):
         click.echo(f"== {answer.host}: {answer.text}")
         click.echo(answer.output.rstrip())
         worst = max(worst, 0 if answer.ok else 1)
@@ -203,13 +212,15 @@ def enqueue(session_id: int, steps: Sequence[str], *, workers: bool = False, pro
     """Work through the steps of a session until its jobs are through them; returns the number that errored."""
     from tuna.cli.console import ProgressView
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.run import default_workers, run_session
+    from tuna.workers.session_run import default_workers, run_session
 
     engine = open_database()
     library = get_library(session_library(session_id))
     specs = default_workers(library, processes) if workers else []
     with ProgressView(f"session {session_id}") as view:
-        state = run_session(engine, get_settings(), session_id, steps=steps, workers=specs, on_progress=view.update)
+        state = run_session(
+            engine, get_settings(), session_id, app=celery_app, steps=steps, workers=specs, on_progress=view.update
+        )
     if not state.total:
         raise BadInput(f"Session {session_id} has no jobs.", hint="load some: tuna load-jobs, or ./load_job.py")
     done = ", ".join(f"{count} {name}" for name, count in sorted(state.states.items()))

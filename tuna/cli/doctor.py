@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
+from tuna.doctor import Finding
 from tuna.errors import ServiceError, TunaError
-from tuna.reports.health import Finding
 from tuna.settings import get_settings
 
 _LITTLE_SPACE_BYTES = 1 << 30
@@ -69,37 +69,37 @@ def _disk() -> Iterator[Finding]:
 
 
 def _database() -> Iterator[Finding]:
+    from tuna import doctor
     from tuna.cli.database import open_database
-    from tuna.reports import health
 
-    return health.of_sql(open_database())
+    return doctor.of_sql(open_database())
 
 
 def _redis() -> Iterator[Finding]:
+    from tuna import doctor
     from tuna.pipeline.connection import ensure_services
-    from tuna.reports import health
 
     ensure_services(get_settings())
-    return health.of_redis(get_settings())
+    return doctor.of_redis(get_settings())
 
 
 def _broker() -> Iterator[Finding]:
+    from tuna import doctor
     from tuna.pipeline.connection import broker_url, redis_url
-    from tuna.reports import health
 
     settings = get_settings()
     if settings.broker_url is not None and broker_url(settings) != redis_url(settings):
-        yield from health.of_broker(settings)
+        yield from doctor.of_broker(settings)
 
 
 def _artifacts() -> Iterator[Finding]:
-    from tuna.reports import health
+    from tuna import doctor
 
-    return health.of_artifacts(get_settings())
+    return doctor.of_artifacts(get_settings())
 
 
 def _cores() -> Iterator[Finding]:
-    from tuna.workers.devices import compile_cpus, eval_cpus
+    from tuna.sandbox.cores import compile_cpus, eval_cpus
 
     measuring, compiling = eval_cpus(), compile_cpus()
     text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"

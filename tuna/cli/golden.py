@@ -10,7 +10,7 @@ import click
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
 from tuna.cli.database import open_database
-from tuna.cli.seeds import common
+from tuna.cli.mituna import common
 
 if TYPE_CHECKING:
     from tuna.golden import BuildReport, Version

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuna.cli import actions, options
-from tuna.libraries.base import Cause
 from tuna.settings import get_settings
+from tuna.vocabulary import Cause
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -22,10 +22,10 @@ _jobs = click.option("--job", "jobs", type=click.IntRange(min=1), multiple=True,
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
     """Send errored jobs back to the step that failed, as if it had never been tried."""
-    from tuna.pipeline import intervene
+    from tuna.pipeline import job_actions
 
     engine, library = _opened(session_id)
-    moved = intervene.retry(engine, library, intervene.Selection(session_id, jobs, cause=cause))
+    moved = job_actions.retry(engine, library, job_actions.Selection(session_id, jobs, cause=cause))
     click.echo(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
 
 
@@ -35,10 +35,10 @@ def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
 @_jobs
 def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
     """End jobs that are not finished; what workers have in hand for them no longer counts."""
-    from tuna.pipeline import intervene
+    from tuna.pipeline import job_actions
 
     engine, library = _opened(session_id)
-    done = intervene.cancel(engine, library, intervene.Selection(session_id, jobs, tag=tag))
+    done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
     click.echo(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
     _drop(engine, done.chunks)
 

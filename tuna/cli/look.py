@@ -38,7 +38,7 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
 def metrics(listen: str) -> None:
     """Answer Prometheus at http://HOST:PORT/metrics, until Ctrl-C."""
     from tuna.cli.database import connect_database
-    from tuna.reports.exporter import serve
+    from tuna.reports.prometheus import serve
     from tuna.settings import get_settings
 
     serve(connect_database(), get_settings(), listen, lambda url: click.echo(f"metrics at {url}", err=True))

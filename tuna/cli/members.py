@@ -13,7 +13,7 @@ from tuna.cli.console import print_json, print_table
 from tuna.errors import BadInput, NotFound, ServiceError
 
 if TYPE_CHECKING:
-    from tuna.pipeline.members import Gate
+    from tuna.membership.gate import Gate
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -31,9 +31,9 @@ def create(role: Any, ttl: str, url: str | None) -> None:
     """Print a new token: one line for `tuna worker --join`. Pass it on as you would a password."""
     import redis
 
+    from tuna.membership.join import without_secrets
     from tuna.pipeline.connection import redis_url, uses_embedded
     from tuna.settings import get_settings
-    from tuna.workers.membership import without_secrets
 
     found = re.fullmatch(r"(\d+)([smhd])", ttl)
     if not found:
@@ -60,9 +60,9 @@ def create(role: Any, ttl: str, url: str | None) -> None:
 def list_tokens(as_json: bool) -> None:
     """List tokens, without their secrets."""
     from tuna.cli.database import open_database
-    from tuna.db import members
     from tuna.db.engine import reading
     from tuna.db.types import utc_now
+    from tuna.membership import members
 
     with reading(open_database()) as connection:
         rows = members.tokens(connection)
@@ -92,8 +92,8 @@ def list_tokens(as_json: bool) -> None:
 def revoke_token(token_id: str) -> None:
     """Make a token useless. A worker that joined with it stays: `tuna workers revoke` puts it out."""
     from tuna.cli.database import open_database
-    from tuna.db import members
     from tuna.db.engine import writing
+    from tuna.membership import members
 
     with writing(open_database()) as connection:
         members.revoke_token(connection, token_id)
@@ -134,11 +134,12 @@ def _workers() -> list[dict[str, Any]]:
     import time
 
     from tuna.cli.database import open_database
-    from tuna.db import members, sessions
+    from tuna.db import sessions
     from tuna.db.engine import reading
+    from tuna.membership import members
+    from tuna.membership.gate import control_key
+    from tuna.membership.heartbeat import HeartbeatBoard
     from tuna.pipeline.connection import connect, ensure_services
-    from tuna.pipeline.members import order_key
-    from tuna.pipeline.presence import PresenceBoard
     from tuna.settings import get_settings
 
     settings = get_settings()
@@ -150,25 +151,25 @@ def _workers() -> list[dict[str, Any]]:
     documents = []
     now = time.time()
     there = set()
-    for presence in PresenceBoard(client, namespace, settings.lease_s).live():
-        worker = presence.name.rpartition(":")[0]
+    for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
+        worker = status.name.rpartition(":")[0]
         there.add(worker)
-        order = client.get(order_key(namespace, worker))
+        order = client.get(control_key(namespace, worker))
         documents.append(
             {
-                "name": presence.name,
+                "name": status.name,
                 "worker": worker,
                 "joined": worker in joined,
-                "state": order.decode() if isinstance(order, bytes) else "busy" if presence.job_ids else "idle",
-                "role": presence.role,
-                "host": presence.host,
-                "device": presence.device,
-                "environment": presence.environment,
-                "toolchains": list(presence.toolchains),
-                "jobs": list(presence.job_ids),
-                "done": presence.done,
-                "per_minute": 60 * presence.done / max(1.0, now - presence.started_at),
-                "silent_s": max(0.0, now - presence.seen_at),
+                "state": order.decode() if isinstance(order, bytes) else "busy" if status.job_ids else "idle",
+                "role": status.role,
+                "host": status.host,
+                "device": status.device,
+                "environment": status.environment,
+                "toolchains": list(status.toolchains),
+                "jobs": list(status.job_ids),
+                "done": status.done,
+                "per_minute": 60 * status.done / max(1.0, now - status.started_at),
+                "silent_s": max(0.0, now - status.seen_at),
             }
         )
     for member in joined.values():
@@ -198,22 +199,25 @@ def _gate() -> Gate:
     from tuna.cli.database import open_database
     from tuna.db import sessions
     from tuna.db.engine import reading
+    from tuna.membership.gate import Gate
     from tuna.pipeline.connection import connect, connect_admin, ensure_services
-    from tuna.pipeline.members import Gate
+    from tuna.pipeline.leases import Leases
     from tuna.settings import get_settings
 
     settings, engine = get_settings(), open_database()
     ensure_services(settings)
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
-    return Gate(engine, connect(settings), namespace, settings.lease_s, admin=connect_admin(settings))
+    client = connect(settings)
+    evict = Leases(client, namespace, settings.lease_s).evict
+    return Gate(engine, client, namespace, settings.lease_s, evict, admin=connect_admin(settings))
 
 
 def _set_state(name: str, state: str) -> None:
     """Change what a worker shall do, of a member in SQL too."""
     from tuna.cli.database import open_database
-    from tuna.db import members
     from tuna.db.engine import writing
+    from tuna.membership import members
 
     known = [document for document in _workers() if name in (document["name"], document["worker"])]
     if not known:
@@ -231,7 +235,7 @@ def _set_state(name: str, state: str) -> None:
             )
         _gate().reconcile()
     else:
-        _gate().order(worker, state)
+        _gate().control(worker, state)
     click.echo(f"{worker}: {state}")
 
 
@@ -265,7 +269,7 @@ def revoke(name: str) -> None:
 
 def join_line(given: str | None) -> str | None:
     """The token line of `--join`: itself, or the first line of the file that it names, or TUNA_JOIN."""
-    from tuna.workers.membership import token_from_environment
+    from tuna.membership.join import token_from_environment
 
     line = given or token_from_environment()
     if line and "#" not in line:
@@ -278,10 +282,10 @@ def join(role: Any, line: str) -> None:
     import os
     import socket
 
+    from tuna.membership.join import Facts
+    from tuna.membership.join import join as ask
     from tuna.pipeline.tasks import device_of, served_queues
     from tuna.settings import get_settings
-    from tuna.workers.membership import Facts
-    from tuna.workers.membership import join as ask
 
     queues = [queue for queue in served_queues(role).values() if isinstance(queue, str)]
     names = tuple(queue.partition(".")[2] for queue in queues)

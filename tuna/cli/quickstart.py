@@ -51,7 +51,7 @@ def _print_winners(session_id: int) -> bool:
     """Print the best solver of each layer; says whether every layer has one."""
     from tuna.cli.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.reading import read_figures
+    from tuna.reports.queries import read_figures
 
     with reading(open_database()) as connection:
         layers = read_figures(connection, session_id).layers

@@ -63,7 +63,7 @@ def _session(session_id: int) -> str:
     from tuna.cli.database import open_database
     from tuna.db import sessions
     from tuna.db.engine import reading
-    from tuna.pipeline.fitness import session_text
+    from tuna.membership.compatibility import session_text
 
     with reading(open_database()) as connection:
         return session_text(session_id, sessions.get(connection, session_id).environment)
@@ -98,10 +98,10 @@ def reproduce(
     from tuna.configs import parse_line
     from tuna.libraries.base import WorkItem
     from tuna.libraries.registry import get_library
-    from tuna.pipeline.once import run_steps
+    from tuna.pipeline.local_run import run_steps
 
-    room = get_library(library)
-    if solver not in [known.name for known in room.solvers()]:
+    tuned = get_library(library)
+    if solver not in [known.name for known in tuned.solvers()]:
         raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
     configs = parse_line(driver)
     if len(configs) != 1:
@@ -114,11 +114,11 @@ def reproduce(
         step=last,
         solver=solver,
         config=configs[0].to_json(),
-        target=room.environment().target if target is None else target,
+        target=tuned.environment().target if target is None else target,
         seed=seed,
         options=options.job_options(pairs, None),
     )
-    results = run_steps(room, item, last, index)
+    results = run_steps(tuned, item, last, index)
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from tuna.errors import BadInput, DatabaseError, StorageFull
 
 _WRITE = "tuna_write"
-_LITTLE_BYTES = 1 << 17
+_INLINE_MAX_BYTES = 1 << 17
 #: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
 _RETRY_CODES = frozenset({1205, 1213})
 #: MySQL's 'disk full' and 'the table is full'.
@@ -138,7 +138,7 @@ def _is_full(error: DBAPIError, text: str) -> bool:
 def _no_room(engine: sa.Engine) -> bool:
     """SQLite calls it an I/O error when there is not even room for its shared memory."""
     place = Path(engine.url.database or ".").parent
-    return place.is_dir() and shutil.disk_usage(place).free < _LITTLE_BYTES
+    return place.is_dir() and shutil.disk_usage(place).free < _INLINE_MAX_BYTES
 
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:

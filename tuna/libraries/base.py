@@ -13,7 +13,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -21,33 +20,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
+from tuna.vocabulary import Cause, Resource
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
 WIRE_VERSION = 2
 #: A cause's output tail is cut to this many characters before it travels.
 TAIL_CHARS = 4000
-
-
-class Resource(str, Enum):
-    """What a step runs on."""
-
-    CPU = "cpu"  #: any core of a compile machine
-    DEVICE = "device"  #: the very device that is tuned for
-
-
-class Cause(str, Enum):
-    """Why an attempt, a trial or a job failed."""
-
-    BUILD_ERROR = "build_error"  #: the compiler refused or crashed
-    BUILD_TIMEOUT = "build_timeout"  #: the compiler ran past its limit
-    RUN_ERROR = "run_error"  #: the kernel crashed or raised
-    RUN_TIMEOUT = "run_timeout"  #: the kernel hung
-    WRONG_RESULT = "wrong_result"  #: the kernel's answer differs from the reference
-    WORKER_LOST = "worker_lost"  #: the worker died or went silent
-    DEVICE_LOST = "device_lost"  #: the device no longer answers
-    NOT_APPLICABLE = "not_applicable"  #: the solver cannot run this config after all
-    ARTIFACT_LOST = "artifact_lost"  #: a compiled artifact is gone or damaged: compile again
-    INFRA = "infra"  #: Tuna or the machine failed, not the candidate
 
 
 @dataclass(frozen=True)

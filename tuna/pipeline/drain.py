@@ -23,13 +23,15 @@ from tuna.db.engine import retrying, writing
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import Cause, Library, Resource, StepResult, Trial, tail
-from tuna.pipeline import claim
-from tuna.pipeline.pace import Pace
+from tuna.libraries.base import Library, StepResult, Trial, tail
+from tuna.pipeline.chunk_size import ChunkSizer
+from tuna.pipeline.messages import Report, ReportKind
+from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.states import IN_FLIGHT, State, check, done, is_permanent, running, waiting
+from tuna.pipeline.scope import libraries_of
+from tuna.pipeline.states import IN_FLIGHT, check, done, is_permanent, running, waiting
 from tuna.pipeline.winners import Winners, best
-from tuna.pipeline.wire import Report, ReportKind
+from tuna.vocabulary import Cause, Resource, State
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +112,7 @@ class Drain:
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
         self.counts = DrainCounts()
-        self.pace = Pace()
+        self.pace = ChunkSizer()
 
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain what is there, waiting up to `block_ms` for the first entry; returns the number of entries."""
@@ -175,7 +177,7 @@ class Drain:
         for report in returned.values():
             log.warning("a worker gave its work back", worker=report.worker, reason=report.reason)
         if returned:
-            claim.release(connection, list(returned), max_attempts=self._max_attempts, worker_lost=False)
+            release(connection, list(returned), max_attempts=self._max_attempts, worker_lost=False)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
@@ -192,7 +194,7 @@ class Drain:
         ids = sorted({result.job_id for result, _ in results})
         jobs = {row.id: row for row in connection.execute(_JOBS, {"ids": ids}).all()}
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
-        self._libraries |= claim.libraries_of(connection, unknown) if unknown else {}
+        self._libraries |= libraries_of(connection, unknown) if unknown else {}
         accepted: dict[int, _Outcome] = {}
         for result, report in results:
             job = jobs.get(result.job_id)

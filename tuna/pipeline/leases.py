@@ -87,7 +87,7 @@ class Leases:
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
         self._give_back, self._evict = client.register_script(_GIVE_BACK), client.register_script(_EVICT)
 
-    # -- the enqueuer's side ------------------------------------------------------------------------------------------
+    # -- the coordinator's side ------------------------------------------------------------------------------------------
 
     def open(self, chunks: Iterable[str]) -> None:
         """Announce chunks that are about to be published."""

@@ -1,6 +1,6 @@
 """The result stream as the drain reads it: a Redis stream with the consumer group `drain`.
 
-Entries are written by `leases` (field `r`: a `wire.Report` as JSON) and deleted once their content is in SQL, so the
+Entries are written by `leases` (field `r`: a `messages.Report` as JSON) and deleted once their content is in SQL, so the
 length of the stream is what is not yet drained.
 """
 
@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from tuna import redis_client
-from tuna.libraries.base import Cause, StepResult
-from tuna.pipeline.wire import Report
+from tuna.libraries.base import StepResult
+from tuna.pipeline.messages import Report
+from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
 

@@ -21,18 +21,19 @@ import structlog
 
 from tuna import redis_client
 from tuna.errors import StorageFull, StoreAway
-from tuna.libraries.base import Cause, Library, Resource, RunContext, Step, StepResult, WorkItem, result_of, tail
+from tuna.libraries.base import Library, RunContext, Step, StepResult, WorkItem, result_of, tail
+from tuna.membership.heartbeat import HeartbeatSender
 from tuna.pipeline.leases import Leases, new_id
-from tuna.pipeline.presence import Announcer
-from tuna.pipeline.wire import Chunk, Report, ReportKind
+from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
 #: A worker that cannot work, or keep what it makes, waits this long before it gives the work back and is offered other.
-_UNFIT_S = 2.0
-_UNFIT = (StorageFull, StoreAway)
+_BACKOFF_S = 2.0
+_WORKER_FAULTS = (StorageFull, StoreAway)
 
 
 class LeaseLost(Exception):
@@ -81,7 +82,7 @@ class Runner:
         lease_s: float,
         context: RunContext,
         worker: str = "",
-        announcer: Announcer | None = None,
+        announcer: HeartbeatSender | None = None,
     ) -> None:
         """`worker`: the name under which it is known, by default this machine's; `announcer` shows what is in hand."""
         self._client = client
@@ -102,7 +103,7 @@ class Runner:
             return "stale"
         if refusal:
             log.error("work is refused", chunk=chunk.id, reason=refusal)
-            time.sleep(_UNFIT_S)
+            time.sleep(_BACKOFF_S)
             leases.finish(chunk.id, token, self._report(ReportKind.RETURNED, chunk, reason=refusal))
             return "refused"
         step = library.step(chunk.step)
@@ -134,9 +135,9 @@ class Runner:
                 if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
                     self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
                     buffer, flushed_at = [], time.monotonic()
-        except _UNFIT as error:  # no fault of the jobs': they would all be errored before somebody mends it
+        except _WORKER_FAULTS as error:  # no fault of the jobs': they would all be errored before somebody mends it
             log.error("work is given back", chunk=chunk.id, reason=str(error))
-            time.sleep(_UNFIT_S)
+            time.sleep(_BACKOFF_S)
             self._send(leases.finish, chunk, token, ReportKind.RETURNED, buffer, str(error))
             return "returned"
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
@@ -151,7 +152,7 @@ class Runner:
             for result in library.run(step, items, self._context):
                 if open_items.pop(result.job_id, None) is not None:
                     yield result
-        except _UNFIT:
+        except _WORKER_FAULTS:
             raise
         except Exception:  # a fault of the library's own code must not take the worker with it
             fault = traceback.format_exc()

@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
-from tuna.libraries.base import Cause, Resource
-
-
-class State(str, Enum):
-    """Where a job is on its way."""
-
-    NEW = "new"  #: waits for its first step
-    COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
-    COMPILING = "compiling"  #: a worker took it
-    COMPILED = "compiled"  #: the CPU step is done: final when it was the last step, else waits for the next
-    SEARCHING = "searching"  #: a round is learned from; the next CPU step will come
-    EVAL_QUEUED = "eval_queued"  #: leased and published for a device step
-    EVALUATING = "evaluating"  #: a worker took it
-    EVALUATED = "evaluated"  #: every step is done
-    ERRORED = "errored"  #: gave up; the cause says why
-    CANCELED = "canceled"  #: a person ended it
-
+from tuna.vocabulary import Cause, Resource, State
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {

@@ -18,21 +18,23 @@ from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
 from tuna.errors import StoreAway, TunaError
-from tuna.libraries.base import Resource, RunContext
+from tuna.libraries.base import RunContext
 from tuna.libraries.registry import get_library, names
+from tuna.membership.announcements import namespaces, signing_key, with_store
+from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.connection import connect
-from tuna.pipeline.orders import namespaces
-from tuna.pipeline.presence import Announcer, Presence, PresenceBoard, signing_key, with_store
+from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner
-from tuna.pipeline.wire import Chunk, queue_name
+from tuna.queues import queue_name
+from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.settings import get_settings
-from tuna.workers.devices import compile_cpus, eval_cpus
+from tuna.vocabulary import Resource
 
 log = structlog.get_logger(__name__)
 
 
 def run_chunk(chunk: str) -> str:
-    """Run one chunk (JSON of `wire.Chunk`); never raises for what is in it."""
+    """Run one chunk (JSON of `messages.Chunk`); never raises for what is in it."""
     try:
         parsed = Chunk.model_validate_json(chunk)
         library = get_library(parsed.library)
@@ -76,11 +78,11 @@ class Unavailable:
 
 
 @functools.cache
-def queue_of(library: str, *, on_device: bool) -> str | Unavailable:
+def queue_of(name: str, *, on_device: bool) -> str | Unavailable:
     """The queue of the library's work that this machine can do."""
     try:
-        room = get_library(library)
-        return queue_name(on_device, room.toolchain(), room.environment().key if on_device else "")
+        library = get_library(name)
+        return queue_name(on_device, library.toolchain(), library.environment().key if on_device else "")
     except TunaError as error:
         return Unavailable(str(error))
 
@@ -125,7 +127,7 @@ def _runner(namespace: str, artifacts_url: str | None, *, on_device: bool) -> Ru
 class _Process:
     """What this pool process has one of."""
 
-    announcer: Announcer | None = None
+    announcer: HeartbeatSender | None = None
 
 
 def show(queues: Sequence[str], device: str) -> None:
@@ -133,7 +135,7 @@ def show(queues: Sequence[str], device: str) -> None:
     settings, client = get_settings(), _client()
     kinds = [queue.partition(".") for queue in queues]
     environments = [name for kind, _, name in kinds if kind == "eval"]
-    presence = Presence(
+    status = WorkerStatus(
         name=f"{settings.worker_name or socket.gethostname()}:{os.getpid()}",
         role="eval" if environments else "compile",
         host=socket.gethostname(),
@@ -146,10 +148,10 @@ def show(queues: Sequence[str], device: str) -> None:
         seen_at=time.time(),
     )
 
-    def boards() -> list[PresenceBoard]:
-        return [PresenceBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
+    def boards() -> list[HeartbeatBoard]:
+        return [HeartbeatBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
 
-    _Process.announcer = Announcer(boards, presence, settings.lease_s / 4).start()
+    _Process.announcer = HeartbeatSender(boards, status, settings.lease_s / 4).start()
 
 
 def device_of(queues: Sequence[str]) -> str:

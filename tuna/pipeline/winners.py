@@ -9,13 +9,14 @@ import sqlalchemy as sa
 
 from tuna.artifacts import Artifacts
 from tuna.db import models
+from tuna.db.batches import parts
 from tuna.db.engine import reading
 from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
-from tuna.libraries.base import Cause, CodeObject, StepResult, Trial
-from tuna.pipeline.claim import parts
+from tuna.libraries.base import CodeObject, StepResult, Trial
+from tuna.vocabulary import Cause
 
 #: Every server takes so much. The rest of a statement that carries an artifact.
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096

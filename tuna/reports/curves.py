@@ -12,7 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tuna.reports.figures import Point
+from tuna.reports.report_data import Point
 
 #: Colours that stand for CSS variables of the page while matplotlib draws.
 _INK = {"#010203": "var(--curve)", "#010204": "var(--dot)", "#010205": "var(--muted)", "#010206": "var(--grid)"}

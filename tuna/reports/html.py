@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from tuna.files import atomic_file
 from tuna.reports import curves
-from tuna.reports.figures import LayerFigures, ReportFigures
-from tuna.reports.reading import read_figures
+from tuna.reports.queries import read_figures
+from tuna.reports.report_data import LayerFigures, ReportFigures
 
 #: Layers that get a curve; of more, those that take the longest.
 MAX_CURVES = 60

@@ -16,14 +16,15 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
 from tuna.errors import TunaError
-from tuna.libraries.base import Library, Resource
+from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.pipeline.states import is_open
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
+from tuna.vocabulary import Resource
 
 if TYPE_CHECKING:
-    from tuna.pipeline.presence import Presence
+    from tuna.membership.heartbeat import WorkerStatus
 
 #: The rate is that of so many seconds, and is read from no more than so many of the newest results.
 _RATE_WINDOW_S = 60.0
@@ -50,7 +51,7 @@ class Snapshot:
 
     at: datetime
     sessions: tuple[LiveSession, ...]
-    workers: tuple[Presence, ...] | None  #: None: Redis is away
+    workers: tuple[WorkerStatus, ...] | None  #: None: Redis is away
     read_share: float  #: how much of the results the totals hold
 
 
@@ -89,17 +90,17 @@ class Watcher:
         return Snapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
 
 
-def live_workers(settings: Settings, namespace: str) -> tuple[Presence, ...] | None:
+def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
     """The workers that announce themselves; None when Redis does not answer. Starts no embedded Redis."""
     import redis
 
     from tuna import redis_client
+    from tuna.membership.heartbeat import HeartbeatBoard
     from tuna.pipeline.connection import redis_url
-    from tuna.pipeline.presence import PresenceBoard
 
     try:
         client = redis_client.hasty(redis_url(settings), 1.0)
-        return tuple(PresenceBoard(client, namespace, settings.lease_s).live())
+        return tuple(HeartbeatBoard(client, namespace, settings.lease_s).live())
     except (redis.RedisError, OSError, ValueError, TunaError):
         return None
 
@@ -135,7 +136,7 @@ class _Outlook:
         self._left = _left(self._library, counts, sample)
         self._median_s = _medians(connection, [job for rows in sample.values() for job, _ in rows])
 
-    def eta_s(self, workers: Sequence[Presence] | None, totals: SessionTotals | None) -> float | None:
+    def eta_s(self, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None) -> float | None:
         """Seconds until the busier kind of resource is through, if all workers that can do so work on this session."""
         seconds: dict[Resource, float] = defaultdict(float)
         for step, number in self._left.items():
@@ -151,7 +152,7 @@ class _Outlook:
         return max(found) if self._left else None
 
     def _workers(
-        self, resource: Resource, workers: Sequence[Presence] | None, totals: SessionTotals | None
+        self, resource: Resource, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None
     ) -> int | None:
         """Those that are there; as many as there were when nobody can say."""
         if workers is None:

@@ -8,19 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tuna.configs import Config
-from tuna.libraries.base import (
-    Cause,
-    Environment,
-    Library,
-    Resource,
-    RunContext,
-    Solver,
-    Step,
-    StepResult,
-    Trial,
-    WorkItem,
-    result_of,
-)
+from tuna.libraries.base import Environment, Library, RunContext, Solver, Step, StepResult, Trial, WorkItem, result_of
+from tuna.vocabulary import Cause, Resource
 
 
 class NoopLibrary(Library):

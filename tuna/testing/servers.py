@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tuna.embedded_redis import program
 from tuna.errors import ServiceError
-from tuna.workers import child
+from tuna.sandbox import child
 
 #: The path of a Unix socket, or host and port.
 Address = str | tuple[str, int]

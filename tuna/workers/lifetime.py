@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
 #: Set for workers that leave by themselves when there is nothing to do.
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
-#: Set for workers that are for one session: what `pipeline.fitness.session_text` says about it.
+#: Set for workers that are for one session: what `membership.compatibility.session_text` says about it.
 SESSION = "TUNA_WORKER_SESSION"
 
 

@@ -15,10 +15,10 @@ import structlog
 
 from tuna import logs
 from tuna.errors import BadInput, ServiceError
+from tuna.sandbox import discovery, placement
+from tuna.sandbox.cores import available_cpus, eval_cpus
+from tuna.sandbox.discovery import Device, Kind
 from tuna.settings import Settings, get_settings
-from tuna.workers import cores, discovery
-from tuna.workers.devices import available_cpus, eval_cpus
-from tuna.workers.discovery import Device, Kind
 from tuna.workers.hooks import run_hook
 from tuna.workers.launch import WorkerSpec, start_process
 from tuna.workers.lifetime import ONCE, SESSION
@@ -48,7 +48,7 @@ def serve(
     """Run the workers that `tuna worker` was asked for until they have ended; returns the exit code.
 
     `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees. `session`: what
-    `pipeline.fitness.session_text` says about the only session to work for. Call it in the main thread.
+    `membership.compatibility.session_text` says about the only session to work for. Call it in the main thread.
     """
     settings = settings or get_settings()
     logs.configure(settings.log_level, settings.log_format)
@@ -77,7 +77,7 @@ def device_specs(
     else:
         usable = eval_cpus(settings) if settings.eval_cpus else available_cpus()
         each = None if settings.eval_cpus else 1
-        shares = cores.deal([device.node for device in found], cores.read_places(usable), each=each)
+        shares = placement.deal([device.node for device in found], placement.read_places(usable), each=each)
     return [
         WorkerSpec(
             "eval",

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tuna.configs import Config
 from tuna.libraries.base import (
-    Cause,
     DeviceReport,
     Environment,
     Library,
-    Resource,
     RunContext,
     Solver,
     Step,
@@ -24,7 +22,8 @@ from tuna.libraries.base import (
     result_of,
     tail,
 )
-from tuna.workers.sandbox import run
+from tuna.sandbox.processes import run
+from tuna.vocabulary import Cause, Resource
 
 _LIMIT_S = 60.0
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from tuna.configs import Config
 from tuna.configs import problem_key as keys
-from tuna.libraries.base import ArtifactStore, Cause, Solver, canonical_name
+from tuna.libraries.base import ArtifactStore, Solver, canonical_name
 from tuna.libraries.miopen import kernels, names
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
+from tuna.vocabulary import Cause
 
 #: Config kinds by fin's words for them.
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.sandbox.processes import run
 from tuna.settings import get_settings
-from tuna.workers.sandbox import run
 
 _ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
 _ROCMINFO_LIMIT_S = 60.0

@@ -18,8 +18,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from tuna.errors import LibraryMissing
+from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
-from tuna.workers.sandbox import child_env, run
 
 #: The largest answer that is read; fin's largest are some megabytes for hundreds of kernels. What it describes can
 #: take twenty times as much memory.

@@ -22,11 +22,9 @@ import structlog
 from tuna.configs import BatchNormConfig, Config, ConvConfig, from_json, problem_key
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import (
-    Cause,
     DeviceReport,
     Environment,
     Library,
-    Resource,
     RunContext,
     Solver,
     Step,
@@ -39,7 +37,8 @@ from tuna.libraries.base import (
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
-from tuna.workers.devices import compile_cpus
+from tuna.sandbox.cores import compile_cpus
+from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 

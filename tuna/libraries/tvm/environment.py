@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 from tuna.settings import get_settings
-from tuna.workers.devices import eval_cpus
-from tuna.workers.sandbox import Child, ChildCrashed, ChildFailed, ChildTimeout
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is the likely cause).
 GOOD_FFI = "0.1.14.post1"

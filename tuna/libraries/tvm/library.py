@@ -15,11 +15,9 @@ from typing import Any
 
 from tuna.configs import Config
 from tuna.libraries.base import (
-    Cause,
     DeviceReport,
     Environment,
     Library,
-    Resource,
     RunContext,
     Solver,
     Step,
@@ -31,7 +29,8 @@ from tuna.libraries.base import (
 )
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.solvers import TABLE
-from tuna.workers.sandbox import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.vocabulary import Cause, Resource
 
 DEFAULT_CANDIDATES = 8
 #: TVM's import and one proposal; on a loaded machine the import alone can take half a minute.

@@ -1,0 +1,177 @@
+"""The coordinator claims, publishes and drains side by side, on both databases."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import accepted, make_jobs, states, trials
+from kombu import Connection
+
+from tuna.artifacts import Artifacts
+from tuna.db import sessions
+from tuna.db.engine import reading
+from tuna.errors import StoreAway
+from tuna.libraries.base import RunContext, StepResult
+from tuna.libraries.registry import get_library
+from tuna.pipeline.connection import queue_depth
+from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.runner import Runner
+from tuna.pipeline.winners import Winners
+from tuna.settings import get_settings
+
+LIBRARY = get_library("noop")
+
+
+class InProcess:
+    """In the place of Celery: what is sent is done at once."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def producer_or_acquire(self) -> Any:
+        return contextlib.nullcontext()
+
+    def send_task(self, _name: str, kwargs: dict[str, str], **_: Any) -> None:
+        assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), LIBRARY) == "finished"
+
+
+@pytest.fixture()
+def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[[], Coordinator]:
+    session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
+    with reading(engine) as connection:
+        info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
+    context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
+    celery = InProcess(Runner(redis_client, settings.lease_s, context))
+    work = SessionWork(session_id, namespace, info.environment, LIBRARY)
+    return lambda: Coordinator(engine, redis_client, celery, settings, work)
+
+
+@pytest.fixture()
+def coordinator(make: Callable[[], Coordinator]) -> Coordinator:
+    return make()
+
+
+def test_every_job_is_done_once(engine: sa.Engine, coordinator: Coordinator) -> None:
+    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert (len(accepted(engine)), trials(engine)) == (800, 400)
+    assert coordinator.drain.counts.refused == 0
+
+
+def test_an_error_of_the_drain_ends_the_run(
+    engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Drain, "write", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        coordinator.run(lambda: None, lambda: False)
+    assert states(engine)["compile_queued"] > 0, "what was published stays claimed, for the next coordinator to find"
+
+
+@contextlib.contextmanager
+def full(client: redis.Redis) -> Iterator[None]:
+    client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def test_a_redis_that_is_full_of_results_is_drained_by_an_coordinator_that_starts_then(
+    engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
+) -> None:
+    make().publish()
+    (results,) = redis_client.keys("*:results")
+    assert redis_client.xlen(results) > 0
+    assert states(engine).get("compiled", 0) == 0
+    with full(redis_client):
+        second = make()
+        while second.drain.once():
+            pass
+        assert redis_client.xlen(results) == 0, "what is in SQL leaves Redis"
+        assert states(engine)["compiled"] > 0
+    second.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_while_redis_is_full_an_coordinator_waits_and_then_goes_on(
+    engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
+) -> None:
+    with full(redis_client):
+        coordinator = make()
+        done = lambda: states(engine) == {"evaluated": 400}  # noqa: E731
+        thread = threading.Thread(target=coordinator.run, args=(lambda: None, done), daemon=True)
+        thread.start()
+        thread.join(2.0)
+        assert thread.is_alive()
+        assert states(engine) == {"new": 400}, "nothing is claimed that could not be published"
+    thread.join(60.0)
+    assert done()
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(redis_client: redis.Redis) -> None:
+    socket = redis_client.get_connection_kwargs()["path"]
+    with Connection(f"redis+socket://{socket}") as connection:
+        assert queue_depth(connection, "nobody's") == 0
+        connection.SimpleQueue("ours").put("x")
+        assert queue_depth(connection, "ours") == 1
+        if redis_client.info()["redis_version"].startswith("6."):  # later ones count although they are full
+            with full(redis_client), pytest.raises(redis.ResponseError):
+                queue_depth(connection, "ours")
+        redis_client.delete("ours")
+        redis_client.set("ours", "no list")
+        with pytest.raises(redis.ResponseError):
+            queue_depth(connection, "ours")
+
+
+def test_after_an_outage_workers_have_time_to_renew_their_leases(
+    engine: sa.Engine, coordinator: Coordinator, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcess, "send_task", lambda *_, **__: None)
+    coordinator.publish()
+    waiting = states(engine)
+    (leases,) = redis_client.keys("*:leases")
+    redis_client.zadd(leases, dict.fromkeys(redis_client.zrange(leases, 0, -1), 1))  # they ran out long ago
+    publish, outages = coordinator.publish, [redis.ConnectionError("away")]
+
+    def away_once() -> int:
+        if outages:
+            raise outages.pop()
+        return publish()
+
+    monkeypatch.setattr(coordinator, "publish", away_once)
+    coordinator.run(lambda: None, lambda: not outages)
+    assert states(engine) == waiting
+    coordinator._patient_until = 0.0
+    coordinator._reaped_at = 0.0
+    coordinator.reap_now_and_then()
+    assert states(engine) != waiting
+
+
+def test_while_the_artifact_store_is_away_an_coordinator_waits(
+    engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, aways = Winners.write, [StoreAway("away")]
+
+    def away_once(*words: Any) -> dict[int, StepResult]:
+        if aways:
+            raise aways.pop()
+        return write(*words)
+
+    monkeypatch.setattr(Winners, "write", away_once)
+    coordinator.run(lambda: None, lambda: states(engine) == {"evaluated": 400})
+    assert not aways
+    assert {count for *_, count in accepted(engine)} == {1}
+    assert len(accepted(engine)) == 800

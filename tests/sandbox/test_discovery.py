@@ -1,0 +1,205 @@
+"""Devices are found in what drivers and libraries say, recorded here as small trees and modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuna.errors import BadInput
+from tuna.sandbox import discovery
+from tuna.sandbox.discovery import Device, Kind, choose, from_amdsmi, from_kfd, from_nvml, narrow
+
+# What the kernel shows of a machine with two sockets and two MI300X, in its own order of lines.
+_CPU = "cpu_cores_count 96\nsimd_count 0\nmem_banks_count 1\nsimd_per_cu 0\ngfx_target_version 0\nvendor_id 0\n"
+_GPU = """cpu_cores_count 0
+simd_count 1216
+mem_banks_count 1
+caches_count 513
+io_links_count 1
+simd_arrays_count 32
+cu_per_simd_array 10
+simd_per_cu 4
+gfx_target_version 90402
+vendor_id 4098
+device_id 29857
+location_id {location}
+domain 0
+drm_render_minor {minor}
+unique_id {unique}
+"""
+
+
+@pytest.fixture()
+def sys_root(tmp_path: Path) -> Path:
+    """A /sys with two CPU nodes and two MI300X, the first card on the second socket."""
+    for number in (0, 1):
+        _write(tmp_path / f"class/kfd/kfd/topology/nodes/{number}/properties", _CPU)
+    for number, minor, unique, node in ((2, 128, 0x1A2B3C4D5E6F7081, 1), (10, 136, 0x8C6B86D6DDCE53AC, 0)):
+        text = _GPU.format(location=number << 8, minor=minor, unique=unique)
+        _write(tmp_path / f"class/kfd/kfd/topology/nodes/{number}/properties", text)
+        _write(tmp_path / f"class/drm/renderD{minor}/device/numa_node", f"{node}\n")
+    _write(tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node", "0\n")
+    _write(tmp_path / "bus/pci/devices/0000:d8:00.0/numa_node", "-1\n")
+    return tmp_path
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+class _NvmlError(Exception):
+    pass
+
+
+def _nvml(**changes: Any) -> Any:
+    """The module pynvml on a machine with two cards; old versions answer with bytes."""
+    addresses = ["00000000:3B:00.0", b"00000000:D8:00.0"]
+    facts = {
+        "NVMLError": _NvmlError,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: ["NVIDIA H200", b"NVIDIA L40S"][handle],
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=addresses[handle]),
+    }
+    return SimpleNamespace(**(facts | changes))
+
+
+class _SmiError(Exception):
+    pass
+
+
+def _smi(**changes: Any) -> Any:
+    """The module amdsmi, whose order is not HIP's."""
+    facts = {
+        "AmdSmiException": _SmiError,
+        "amdsmi_init": lambda: None,
+        "amdsmi_shut_down": lambda: None,
+        "amdsmi_get_processor_handles": lambda: ["first", "second"],
+        "amdsmi_get_gpu_asic_info": lambda handle: {"market_name": f"AMD Instinct MI300X {handle}"},
+        "amdsmi_get_gpu_enumeration_info": lambda handle: {
+            "drm_render": 128,
+            "drm_card": 1,
+            "hsa_id": 3,
+            "hip_id": ["second", "first"].index(handle),
+            "hip_uuid": f"GPU-{handle}",
+        },
+        "amdsmi_topo_get_numa_node_number": lambda handle: {"first": 1, "second": -1}[handle],
+    }
+    return SimpleNamespace(**(facts | changes))
+
+
+def test_amd_devices_are_the_topologys_nodes_with_simds_in_its_order(sys_root: Path) -> None:
+    assert from_kfd(sys_root) == [
+        Device(Kind.AMD, "gfx942 x 304", 0, "GPU-1a2b3c4d5e6f7081", 1),
+        Device(Kind.AMD, "gfx942 x 304", 1, "GPU-8c6b86d6ddce53ac", 0),
+    ]
+
+
+def test_a_device_that_the_container_was_not_given_does_not_count(sys_root: Path) -> None:
+    # The kernel answers EPERM; a test that runs as root cannot have that, but a folder is as unreadable.
+    (sys_root / "class/kfd/kfd/topology/nodes/2/properties").unlink()
+    (sys_root / "class/kfd/kfd/topology/nodes/2/properties").mkdir()
+    assert [(device.index, device.uuid) for device in from_kfd(sys_root)] == [(0, "GPU-8c6b86d6ddce53ac")]
+
+
+@pytest.mark.parametrize(("version", "arch"), [(90010, "gfx90a"), (100300, "gfx1030"), (110003, "gfx1103")])
+def test_an_architecture_has_its_usual_name(sys_root: Path, version: int, arch: str) -> None:
+    text = _GPU.format(location=0, minor=128, unique=0).replace("90402", str(version))
+    _write(sys_root / "class/kfd/kfd/topology/nodes/2/properties", text)
+    first = from_kfd(sys_root)[0]
+    assert (first.name, first.uuid) == (f"{arch} x 304", "")
+
+
+def test_a_machine_without_amds_driver_has_none(tmp_path: Path) -> None:
+    assert from_kfd(tmp_path) == []
+
+
+def test_nvidias_library_names_devices_by_uuid(sys_root: Path) -> None:
+    assert from_nvml(_nvml(), sys_root) == [
+        Device(Kind.NVIDIA, "NVIDIA H200", 0, "GPU-0", 0),
+        Device(Kind.NVIDIA, "NVIDIA L40S", 1, "GPU-1", None),
+    ]
+
+
+def test_a_library_without_its_driver_finds_nothing(sys_root: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise _NvmlError
+
+    def fail_too(*_: Any) -> None:
+        raise _SmiError
+
+    assert from_nvml(None) == from_nvml(_nvml(nvmlInit=fail)) == from_nvml(_nvml(nvmlDeviceGetUUID=fail)) == []
+    assert from_amdsmi(None) == from_amdsmi(_smi(amdsmi_init=fail_too)) == []
+    assert from_amdsmi(_smi(amdsmi_get_gpu_asic_info=fail_too)) == []
+
+
+def test_nvidias_driver_is_asked_where_its_library_is_missing(sys_root: Path) -> None:
+    text = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 64\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location: \t {}\n"
+    _write(sys_root / "driver/nvidia/gpus/0000:3b:00.0/information", text.format("GPU-5d5b0d45", "0000:3b:00.0"))
+    _write(sys_root / "driver/nvidia/gpus/0000:d8:00.0/information", text.format("GPU-????????", "0000:d8:00.0"))
+    found = discovery.from_nvidia_driver(sys_root, sys_root)
+    assert found == [
+        Device(Kind.NVIDIA, "NVIDIA H200", 0, "GPU-5d5b0d45", 0),
+        Device(Kind.NVIDIA, "NVIDIA H200", 1, "", None),
+    ]
+    assert found[1].variables() == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_amds_library_gives_hips_order() -> None:
+    assert from_amdsmi(_smi()) == [
+        Device(Kind.AMD, "AMD Instinct MI300X second", 0, "GPU-second", None),
+        Device(Kind.AMD, "AMD Instinct MI300X first", 1, "GPU-first", 1),
+    ]
+
+
+def test_an_amdsmi_that_does_not_know_hips_order_is_not_asked() -> None:
+    old = _smi()
+    del old.amdsmi_get_gpu_enumeration_info
+    assert from_amdsmi(old) == []
+
+
+def test_the_variables_leave_one_device() -> None:
+    assert Device(Kind.NVIDIA, "a", 1, "GPU-1").variables() == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    amd = Device(Kind.AMD, "a", 3, "GPU-3").variables()
+    assert amd == {"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}
+    assert Device(Kind.CPU, "CPU").variables() == {}
+
+
+def test_what_the_scheduler_hides_stays_hidden(sys_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_module", lambda name: _nvml() if name == "pynvml" else None)
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-1", "ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}
+    found = discovery.discover(sys_root, sys_root, environ)
+    assert [(device.kind, device.index) for device in found] == [(Kind.NVIDIA, 1), (Kind.AMD, 1)]
+
+
+def test_a_machine_without_devices_has_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_module", lambda _: None)
+    assert discovery.discover(tmp_path, tmp_path, {}) == [Device(Kind.CPU, "CPU")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"), [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1,0", []), ("0,7,1", [0])]
+)
+def test_a_visibility_variable_ends_at_the_first_unknown_word(visible: str | None, left: list[int]) -> None:
+    devices = [Device(Kind.AMD, "a", 0), Device(Kind.AMD, "a", 1)]
+    assert [device.index for device in narrow(devices, visible)] == left
+
+
+def test_devices_are_chosen_by_number() -> None:
+    devices = [Device(Kind.AMD, name) for name in "abc"]
+    assert choose(devices, "all") == [0, 1, 2]
+    assert choose(devices, "2,0") == [0, 2]
+    assert choose(devices, "0-1") == [0, 1]
+    for text in ("", "x", "-1"):
+        with pytest.raises(BadInput, match="names no devices"):
+            choose(devices, text)
+    with pytest.raises(BadInput, match="no device 3") as error:
+        choose(devices, "1,3")
+    assert error.value.hint == "devices: 0 (a), 1 (b), 2 (c)"

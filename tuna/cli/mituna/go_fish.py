@@ -1,0 +1,167 @@
+"""`go_fish.py`: the main program; LIBRARY, miopen unless said, then what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuna.cli import actions, options
+from tuna.cli.golden import update_golden_command
+from tuna.cli.mituna import common, export_db, files, import_configs, load_job
+from tuna.errors import BadInput
+
+DEFAULT_LIBRARY = "miopen"
+#: What `go_fish.py LIBRARY` takes as a word instead of options.
+SUBCOMMANDS: dict[str, click.Command] = {
+    "import_configs": import_configs.import_configs,
+    "load_job": load_job.load_job,
+    "export_db": export_db.export_db,
+    "import_db": files.import_db,
+    "merge_db": files.merge_db,
+    "update_golden": update_golden_command,
+}
+
+
+class _Fish(click.Group):
+    """A group whose sub-commands are the libraries."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A command line that starts with an option is for the default library."""
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+            args = [DEFAULT_LIBRARY, *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from tuna.libraries.registry import names
+
+        return names()
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+        return click.Group(
+            name,
+            params=list(library_command.params),
+            commands=SUBCOMMANDS,
+            callback=library_command.callback,
+            invoke_without_command=True,
+            help=f"Prepare and run tuning sessions of {name}.",
+            context_settings={**common.CONTEXT, "obj": name},
+        )
+
+
+@click.group(cls=_Fish, context_settings=common.CONTEXT)
+def go_fish() -> None:
+    """Tune a library: ./go_fish.py [LIBRARY] WHAT-TO-DO. Without a library: miopen."""
+
+
+@click.command()
+@click.option("--add_tables", is_flag=True, help="Create the tables of the database.")
+@click.option("--init_session", is_flag=True, help="Create a session entry; needs -l.")
+@click.option("--update_solvers", is_flag=True, help="Store the solvers that the library has.")
+@click.option("--update_applicability", is_flag=True, help="Work out which solvers apply; needs --session_id.")
+@click.option("--list_solvers", is_flag=True, help="List the stored solvers.")
+@click.option("-s", "--status", is_flag=True, help="Show devices, services and sessions.")
+@click.option("-e", "--exec", "command", metavar="CMD", help="Run CMD here and on every worker that allows it.")
+@click.option("--execute", is_flag=True, help="Run all steps of the session with workers on this machine.")
+@click.option("--fin_steps", help="The step to enqueue (with --enqueue_only) or to run a worker for.")
+@click.option("--yaml", "yaml_file", type=click.Path(path_type=Path), help="Do what a YAML file says, step by step.")
+@click.option("--add_model", metavar="NAME", help="Store a model; needs --md_version.")
+@click.option("--md_version", help="Version of the model.")
+@click.option("--add_framework", metavar="NAME", help="Store a framework; needs --fw_version.")
+@click.option("--fw_version", help="Version of the framework.")
+@click.option("--enqueue_only", is_flag=True, help="Enqueue the step's jobs and drain the results.")
+@common.session_id
+@click.option("-l", "--label", help="Reference text; with --update_applicability: the config tag.")
+@common.arch
+@common.num_cu
+@click.option("--rocm_v", help="--init_session: ROCm version, where it is not installed.")
+@click.option("--miopen_v", help="--init_session: MIOpen version, where it is not installed.")
+@common.debug
+@click.pass_context
+def library_command(ctx: click.Context, /, **given: Any) -> int | None:
+    """Prepare and run tuning sessions."""
+    wanted = [name for name in _ACTIONS if given[name]]
+    if ctx.invoked_subcommand:
+        if any(given.values()):
+            raise BadInput(f"Options belong after {ctx.invoked_subcommand}.")
+        return None
+    if len(wanted) != 1:
+        raise BadInput("Say one thing to do.", hint=f"see: ./go_fish.py {ctx.obj} --help")
+    return _ACTIONS[wanted[0]](str(ctx.obj), given) or 0
+
+
+def _init_session(library: str, given: dict[str, Any]) -> None:
+    facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
+    actions.init_session(library, common.required(given["label"], "-l"), facts)
+
+
+def _update_solvers(library: str, _: dict[str, Any]) -> None:
+    actions.update_solvers(library)
+
+
+def _list_solvers(library: str, _: dict[str, Any]) -> None:
+    from tuna.cli.setup import print_solvers
+
+    print_solvers(actions.list_solvers(library))
+
+
+def _update_applicability(library: str, given: dict[str, Any]) -> None:
+    number = common.required(given["session_id"], "--session_id")
+    actions.update_applicability(number, given["label"], library)
+
+
+def _execute(library: str, given: dict[str, Any]) -> int:
+    number = common.required(given["session_id"], "--session_id")
+    actions.session_library(number, library)
+    return 1 if actions.enqueue(number, [], workers=True) else 0
+
+
+def _fin_steps(library: str, given: dict[str, Any]) -> int:
+    """Enqueue, or be a worker: the two terminals of the seeds."""
+    from tuna.cli.work import start_worker
+    from tuna.libraries.registry import get_library
+    from tuna.sandbox.cores import compile_cpus
+    from tuna.vocabulary import Resource
+
+    number = common.required(given["session_id"], "--session_id")
+    actions.session_library(number, library)
+    steps = options.split(given["fin_steps"])
+    resources = {get_library(library).step(step).resource for step in steps}
+    if given["enqueue_only"]:
+        return 1 if actions.enqueue(number, steps) else 0
+    if len(resources) != 1:
+        raise BadInput("A worker runs steps of one kind.", hint="name one step, or add --enqueue_only")
+    on_device = resources == {Resource.DEVICE}
+    start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
+    return 0
+
+
+def _add_networks(_: str, given: dict[str, Any]) -> None:
+    import_configs.add_networks(given["add_model"], given["md_version"], given["add_framework"], given["fw_version"])
+
+
+def _yaml(library: str, given: dict[str, Any]) -> int:
+    from tuna.cli.mituna.yaml_steps import run_file
+
+    if [name for name, value in given.items() if value] != ["yaml_file"]:
+        raise BadInput("--yaml stands alone: put everything else into the file.")
+    return run_file(given["yaml_file"], library)
+
+
+_ACTIONS: dict[str, Any] = {
+    "add_tables": lambda library, _: actions.add_tables(),
+    "init_session": _init_session,
+    "update_solvers": _update_solvers,
+    "update_applicability": _update_applicability,
+    "list_solvers": _list_solvers,
+    "status": lambda library, _: actions.print_status(library),
+    "command": lambda _, given: actions.execute_on_workers(given["command"]),
+    "execute": _execute,
+    "fin_steps": _fin_steps,
+    "yaml_file": _yaml,
+    "add_model": _add_networks,
+    "add_framework": _add_networks,
+}
+
+main = common.program(go_fish, "go_fish.py")

@@ -1,0 +1,152 @@
+"""`go_fish.py --yaml FILE`: several steps in one file, checked as a whole before the first of them runs.
+
+Top-level keys with plain values hold for every step that has such an option. Each other key is a step, with its options
+and `enabled: true`; a list of mappings is the same step several times. Steps run in the order in which they stand.
+
+    library: miopen
+    session_id: 1
+    import_configs: {enabled: true, tag: resnet50, file_name: resnet50.txt}
+    fin_steps:
+      - {enabled: true, fin_steps: miopen_find_compile, enqueue_only: true}
+      - {enabled: true, fin_steps: miopen_find_eval, enqueue_only: true}
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuna.cli.main import check_words
+from tuna.cli.mituna.go_fish import SUBCOMMANDS, go_fish, library_command
+from tuna.errors import BadInput
+
+#: Words for steps that are options of go_fish.py, beside the options' own names.
+_OTHER_WORDS = {"check_status": "status", "execute_cmd": "exec"}
+_MAX_BYTES = 1 << 20
+
+
+def run_file(path: Path, library: str) -> int:
+    """Run the steps of the file, until one fails; returns its exit code. Raises BadInput before anything is run."""
+    lines = command_lines(_load(path), library)
+    for line in lines:
+        click.echo(f"-- go_fish.py {' '.join(line)}", err=True)
+        code = go_fish.main(args=line, prog_name="go_fish.py", standalone_mode=False)
+        if code:
+            return int(code)
+    return 0
+
+
+def command_lines(document: Mapping[str, Any], library: str) -> list[list[str]]:
+    """The command line of go_fish.py for each enabled step; raises BadInput for what is no step or no option."""
+    everywhere = {name: value for name, value in document.items() if not isinstance(value, dict | list)}
+    library = str(everywhere.pop("library", library))
+    lines: list[list[str]] = []
+    used: set[str] = set()
+    for name, blocks in document.items():
+        for block in _blocks(name, blocks):
+            if not block.pop("enabled", False):
+                continue
+            command, words = _start(name)
+            known = {option for param in command.params for option in param.opts if option.startswith("--")}
+            options = {key: value for key, value in everywhere.items() if f"--{key}" in known} | block
+            used |= options.keys()
+            for key in block:
+                if f"--{key}" not in known:
+                    raise BadInput(f"The step {name} has no option {key!r}.")
+            lines.append([library, *words, *_words(command, name, options)])
+    unused = everywhere.keys() - used
+    if unused:
+        raise BadInput(f"No enabled step has an option {', '.join(sorted(unused))}.")
+    if not lines:
+        raise BadInput("The file has no step with 'enabled: true'.")
+    for line in lines:
+        _check(line)
+    return lines
+
+
+def _blocks(name: str, blocks: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(blocks, dict | list):
+        return
+    for block in blocks if isinstance(blocks, list) else [blocks]:
+        if not isinstance(block, dict):
+            raise BadInput(f"The step {name} must be a mapping, or a list of mappings.")
+        yield dict(block)
+
+
+def _start(name: str) -> tuple[click.Command, list[str]]:
+    """The command of a step, and the words before its options."""
+    if name in SUBCOMMANDS:
+        return SUBCOMMANDS[name], [name]
+    option = f"--{_OTHER_WORDS.get(name, name)}"
+    for param in library_command.params:
+        if option in param.opts:
+            return library_command, [option] if getattr(param, "is_flag", False) else []
+    raise BadInput(
+        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(SUBCOMMANDS))}, and go_fish.py's options"
+    )
+
+
+def _words(command: click.Command, name: str, options: Mapping[str, Any]) -> Iterator[str]:
+    flags = {option for param in command.params if getattr(param, "is_flag", False) for option in param.opts}
+    for key, value in options.items():
+        option = f"--{key}"
+        if option in flags:
+            if not isinstance(value, bool):
+                raise BadInput(f"{key} of the step {name} must be true or false.")
+            if value:
+                yield option
+        elif value is not None:
+            yield option
+            parts = value if isinstance(value, list) else [value]
+            for part in parts:
+                if not isinstance(part, str | int | float | date):
+                    raise BadInput(f"{key} of the step {name} must be one value or a list of values.")
+            yield ",".join(map(str, parts))
+
+
+def _check(line: list[str]) -> None:
+    """Parse a command line without running it."""
+    check_words(line)
+    try:
+        context = go_fish.make_context("go_fish.py", list(line))
+        _, group, rest = go_fish.resolve_command(context, [*context._protected_args, *context.args])
+        assert isinstance(group, click.Group)
+        inner = group.make_context(line[0], list(rest), parent=context)
+        words = [*inner._protected_args, *inner.args]
+        if words:
+            _, command, rest = group.resolve_command(inner, words)
+            assert command is not None
+            command.make_context(words[0], list(rest), parent=inner)
+    except click.UsageError as error:
+        raise BadInput(f"The step {' '.join(line)} cannot be run: {error.format_message()}") from None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The document, read without making objects of it; duplicate keys are refused."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import DuplicateKeyError
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"{path} is no file, or too long for a list of steps.")
+        document = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+    except DuplicateKeyError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise BadInput(
+            f"{path}: {where}a key stands there twice; give a list of mappings for several such steps."
+        ) from None
+    except (YAMLError, ValueError) as error:
+        raise BadInput(f"{path} is no YAML: {str(error).splitlines()[0]}.") from None
+    except RecursionError:
+        raise BadInput(f"{path} is nested too deeply for a list of steps.") from None
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise BadInput(f"{path} must be a mapping of steps.")
+    return document

@@ -1,0 +1,1 @@
+"""Who may work: tokens, joining, the gate, heartbeats, what a worker is told to do."""

@@ -1,0 +1,152 @@
+"""Who works now: each worker process says so every few seconds, and what it does not repeat is forgotten.
+
+Keys, all under `tuna:{<namespace>}:`
+
+    worker:<name>  string  a `WorkerStatus` as JSON; expires when its worker goes silent
+    workers        set     names that have announced themselves, so that nobody needs to scan for keys
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+import structlog
+
+from tuna import redis_client
+
+log = structlog.get_logger(__name__)
+
+#: Seconds between two heartbeats at least, however often the jobs in hand change.
+_MIN_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker process as it described itself last."""
+
+    name: str
+    role: str  #: compile or eval
+    host: str
+    pid: int
+    device: str
+    environment: str  #: keys of the environments that it measures for; empty for compile workers
+    toolchains: tuple[str, ...]
+    job_ids: tuple[int, ...]  #: in hand now
+    started_at: float  #: seconds since the epoch, worker's clock
+    seen_at: float  #: the same, of the latest announcement
+    done: int = 0  #: items finished since the start
+
+    def to_json(self) -> str:
+        """The JSON form that travels."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> WorkerStatus:
+        """What `to_json` made; raises ValueError for anything else."""
+        try:
+            fields = json.loads(text)
+            known = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+            return cls(**{**known, "toolchains": tuple(known["toolchains"]), "job_ids": tuple(known["job_ids"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a worker status: {error}") from None
+
+
+class HeartbeatBoard:
+    """The workers of one database's work."""
+
+    def __init__(self, client: redis.Redis, namespace: str, ttl_s: float) -> None:
+        self._client = client
+        self._ttl_ms = int(ttl_s * 1000)
+        self._prefix = f"tuna:{{{namespace}}}:worker:"
+        self._names_key = f"tuna:{{{namespace}}}:workers"
+
+    def announce(self, status: WorkerStatus) -> None:
+        """Show `status` until `ttl_s` is over or it announces itself again."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.set(self._prefix + status.name, status.to_json(), px=self._ttl_ms)
+            pipe.sadd(self._names_key, status.name)
+            pipe.execute()
+
+    def remove(self, name: str) -> None:
+        """Forget the worker `name` at once."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.delete(self._prefix + name)
+            pipe.srem(self._names_key, name)
+            pipe.execute()
+
+    def live(self) -> list[WorkerStatus]:
+        """Every worker that has announced itself within `ttl_s`, by name; what is not a status is left out."""
+        names = sorted(redis_client.text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))
+        if not names:
+            return []
+        texts = cast(list[Any], self._client.mget([self._prefix + name for name in names]))
+        # One that announces itself just now comes back with its next announcement.
+        gone = [name for name, text in zip(names, texts, strict=True) if text is None]
+        if gone:
+            self._client.srem(self._names_key, *gone)
+        return [found for name, text in zip(names, texts, strict=True) if text and (found := _read(name, text))]
+
+
+class HeartbeatSender:
+    """Keeps the status of this process up to date from a thread of its own; what Redis refuses is only logged."""
+
+    def __init__(self, boards: Callable[[], Sequence[HeartbeatBoard]], status: WorkerStatus, every_s: float) -> None:
+        """`boards`: asked at every beat, since databases come and go."""
+        self._boards = boards
+        self._status = status
+        self._every_s = every_s
+        self._changed = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> HeartbeatSender:
+        """Announce from now on."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take the status off the boards."""
+        self._stopped.set()
+        self._changed.set()
+        self._thread.join()
+        self._each(lambda board: board.remove(self._status.name))
+
+    def begin(self, job_ids: Sequence[int]) -> None:
+        """These jobs are in hand now."""
+        self._status = dataclasses.replace(self._status, job_ids=tuple(job_ids))
+        self._changed.set()
+
+    def end(self, done: int) -> None:
+        """Nothing is in hand any more; `done` items were finished."""
+        self._status = dataclasses.replace(self._status, job_ids=(), done=self._status.done + done)
+        self._changed.set()
+
+    def _beat(self) -> None:
+        while not self._stopped.is_set():
+            self._changed.clear()
+            status = dataclasses.replace(self._status, seen_at=time.time())
+            self._each(lambda board, shown=status: board.announce(shown))  # type: ignore[misc]
+            self._stopped.wait(_MIN_INTERVAL_S)
+            self._changed.wait(max(0.0, self._every_s - _MIN_INTERVAL_S))
+
+    def _each(self, call: Callable[[HeartbeatBoard], None]) -> None:
+        try:
+            for board in self._boards():
+                call(board)
+        except redis.RedisError as error:
+            log.debug("heartbeat failed", error=str(error))
+
+
+def _read(name: str, text: bytes | str) -> WorkerStatus | None:
+    try:
+        found = WorkerStatus.from_json(text)
+    except ValueError:
+        return None
+    return found if found.name == name else None

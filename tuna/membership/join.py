@@ -1,0 +1,168 @@
+"""How a worker becomes a member: it shows a token, once, and gets a Redis user of its own.
+
+`tuna token create` prints `redis://host:port/db#NAMESPACE.ID.SECRET`. Its Redis user `tuna-NAMESPACE-join-ID`, whose
+password is made from SECRET, may touch two keys and nothing else:
+
+    tuna:{<NAMESPACE>}:join:<ID>:request  string  a `Request`, written by the worker
+    tuna:{<NAMESPACE>}:join:<ID>:answer   string  an `Answer`, written by a coordinator
+
+What comes back are settings for the worker's processes. They stay in their environment: never on a disk, never in a
+command line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import redis
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tuna import redis_client
+from tuna.errors import BadInput, ServiceError
+
+Role = Literal["compile", "eval"]
+#: A request that nobody answers goes away by itself.
+REQUEST_S = 60
+_POLL_S = 0.2
+_TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
+
+
+class Facts(BaseModel):
+    """What a worker says of itself when it joins."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    host: str = Field(max_length=255)
+    pid: int
+    device: str = Field("", max_length=255)
+    environments: tuple[str, ...] = Field((), max_length=64)  #: keys of those that it measures for
+    toolchains: tuple[str, ...] = Field((), max_length=64)
+
+
+class Request(BaseModel):
+    """A worker asks to be let in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    secret: str = Field(max_length=128)
+    role: Role
+    facts: Facts
+
+
+class Answer(BaseModel):
+    """What a coordinator says to it; `refusal` is empty when it is let in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    refusal: str = ""
+    username: str = ""
+    password: str = ""
+    settings: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JoinToken:
+    """A token as a person passes it on; `str` of it shows no secret."""
+
+    url: str  #: of Redis, without user and password
+    namespace: str
+    id: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> JoinToken:
+        """Understand `redis://host:port/db#NAMESPACE.ID.SECRET`; raises BadInput, which does not repeat it."""
+        url, _, token = text.strip().partition("#")
+        parts, found = urlsplit(url), _TOKEN.match(token)
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname or not found:
+            raise BadInput(
+                "This is not what `tuna token create` prints.",
+                hint="that looks like redis://host:6379/0#NAME.ID.SECRET",
+            )
+        return cls(url, *found.groups())
+
+    def full(self) -> str:
+        """The whole line, secret included."""
+        return f"{self.url}#{self.namespace}.{self.id}.{self.secret}"
+
+    @property
+    def digest(self) -> str:
+        """What SQL keeps of the secret."""
+        return hashlib.sha256(self.secret.encode()).hexdigest()
+
+    @property
+    def password(self) -> str:
+        """Password of its Redis user: who knows it cannot tell the secret."""
+        return password_of(self.digest)
+
+
+def password_of(digest: str) -> str:
+    """The password of a join user, made from what SQL keeps of the token."""
+    return hashlib.sha256(f"redis {digest}".encode()).hexdigest()
+
+
+def join_user(namespace: str, token_id: str) -> str:
+    """Name of the Redis user with which the holder of a token asks."""
+    return f"tuna-{namespace}-join-{token_id}"
+
+
+def request_key(namespace: str, token_id: str) -> str:
+    """Where the holder of a token asks."""
+    return f"tuna:{{{namespace}}}:join:{token_id}:request"
+
+
+def answer_key(namespace: str, token_id: str) -> str:
+    """Where it finds the answer."""
+    return f"tuna:{{{namespace}}}:join:{token_id}:answer"
+
+
+def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
+    """Become a member: the `TUNA_*` settings for this worker's processes, secrets included.
+
+    Waits up to `timeout_s` for a coordinator to answer. Raises BadInput when it is refused, ServiceError when nobody answers.
+    """
+    token = JoinToken.parse(url_with_token)
+    client = redis_client.patient(token.url, username=join_user(token.namespace, token.id), password=token.password)
+    request = Request(secret=token.secret, role=role, facts=facts).model_dump_json()
+    deadline = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < deadline:
+            client.set(request_key(token.namespace, token.id), request, ex=REQUEST_S, nx=True)
+            time.sleep(_POLL_S)
+            text = client.getdel(answer_key(token.namespace, token.id))
+            if isinstance(text, bytes):
+                return _settings(token, Answer.model_validate_json(text))
+    except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
+        raise BadInput("The token is unknown, was used before, or has expired.", hint=_ANOTHER) from None
+    except (redis.RedisError, OSError, ValidationError) as error:
+        parts = urlsplit(token.url)
+        raise ServiceError(f"Redis at {parts.hostname}:{parts.port or 6379} cannot be used: {error}") from None
+    finally:
+        client.close()
+    raise ServiceError("Nobody answered the request to join.", hint="a coordinator answers: tuna enqueue, tuna run")
+
+
+_ANOTHER = "get another one: tuna token create"
+
+
+def _settings(token: JoinToken, answer: Answer) -> dict[str, str]:
+    if answer.refusal:
+        raise BadInput(f"This worker was not let in: {answer.refusal}")
+    parts = urlsplit(token.url)
+    user = f"{quote(answer.username, safe='')}:{quote(answer.password, safe='')}"
+    url = urlunsplit((parts.scheme, f"{user}@{parts.netloc}", parts.path, parts.query, ""))
+    return {"TUNA_BROKER_URL": url, "TUNA_REDIS_URL": url, **answer.settings}
+
+
+def without_secrets(url: str) -> str:
+    """A Redis URL without user and password."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, unquote(parts.netloc.rpartition("@")[2]), parts.path, parts.query, ""))
+
+
+def token_from_environment(environ: dict[str, str] | None = None) -> str | None:
+    """The token line in TUNA_JOIN, which is taken out of the environment so that no child process sees it."""
+    return (os.environ if environ is None else environ).pop("TUNA_JOIN", None)

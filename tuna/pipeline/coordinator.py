@@ -1,0 +1,308 @@
+"""The coordinator: keeps the queues filled, drains results, and takes back the work of workers that went away.
+
+It holds no state that matters. Kill it and start it again, or run several: SQL says what is to be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+import stamina
+import structlog
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from tuna import redis_client
+from tuna.artifacts import Artifacts, store_url
+from tuna.db import sessions
+from tuna.db.engine import is_outage, reading, retrying, writing
+from tuna.db.types import utc_now
+from tuna.errors import StoreAway
+from tuna.libraries.base import Environment, Library, Step
+from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
+from tuna.membership.gate import Gate, settings_of_members
+from tuna.pipeline import reaper
+from tuna.pipeline.claim import ClaimedChunk, claim
+from tuna.pipeline.connection import connect_admin, queue_depth
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, task_message
+from tuna.pipeline.release import release
+from tuna.pipeline.results import ResultStream
+from tuna.pipeline.scope import Scope
+from tuna.queues import queue_name
+from tuna.settings import Settings
+from tuna.vocabulary import Resource
+
+log = structlog.get_logger(__name__)
+
+#: Between claim (committed) and publish a chunk is in SQL only; this long it is left in peace.
+GRACE_S = 5.0
+_IDLE_MS = 200
+#: A round of claiming, publishing and draining lasts at least this long.
+_ROUND_S = 0.1
+#: A step for which nothing was waiting is left alone this long.
+_DRY_S = 0.25
+_REAP_EVERY_S = 1.0
+#: Chunks that nobody wants any more take room in Redis, and do no other harm.
+_SWEEP_EVERY_S = 30.0
+#: Nothing is published while Redis uses a larger share of its `maxmemory`.
+_MEMORY_SHARE = 0.75
+_FULL_S = 5.0
+#: So long Redis, the broker or SQL may be away.
+_OUTAGE_S = 600.0
+#: A broker that went away for a moment is waited for.
+_RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
+
+
+def is_nearly_full(client: redis.Redis) -> bool:
+    """Whether new work must wait: what Redis has left of its `maxmemory` is for results."""
+    memory = client.info("memory")
+    return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether waiting helps: a server is away, or Redis is so full of results that only draining goes on."""
+    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreAway)
+    return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
+
+
+@dataclass(frozen=True)
+class SessionWork:
+    """What a coordinator needs to know of its session."""
+
+    session_id: int
+    namespace: str
+    environment: Environment
+    library: Library
+
+
+class Coordinator:
+    """Works through the jobs of one session, or through some steps of them."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        celery: Celery,
+        settings: Settings,
+        work: SessionWork,
+        steps: Sequence[str] = (),
+    ) -> None:
+        """`steps`: the steps to enqueue; all of the library's when empty."""
+        self._engine = engine
+        self._celery = celery
+        self._settings = settings
+        self._work = work
+        self._steps = [work.library.step(name) for name in steps] or list(work.library.steps)
+        self._scope = Scope(work.session_id, work.library, work.environment.target)
+        self._leases = Leases(client, work.namespace, settings.lease_s)
+        consumer = f"{socket.gethostname()}-{os.getpid()}"
+        self._stream = ResultStream(client, self._leases.results_key, consumer)
+        with reading(engine) as connection:
+            self._key = sessions.secret(connection) if settings.artifacts_key is None else ""
+        key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
+        artifacts = Artifacts.from_settings(settings, work.namespace, key)
+        artifacts.prepare()
+        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts)
+        self._client = client
+        told = settings_of_members(settings, key)
+        admin = connect_admin(settings) if settings.redis_admin_url else None
+        self._gate = Gate(engine, client, work.namespace, settings.lease_s, self._leases.evict, told, admin=admin)
+        self._tell_workers()
+        self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
+        self._dry_until: dict[str, float] = {}  # by step
+        self._reaped_at = self._swept_at = self._patient_until = 0.0
+        self._drainer: futures.Executor | None = None
+
+    def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
+        """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
+        going = True
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(structlog.contextvars.bound_contextvars(session=self._work.session_id))
+            if self._engine.dialect.name != "sqlite":  # which has one writer at a time
+                # While a server works on one transaction, we prepare the other.
+                self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
+                stack.callback(setattr, self, "_drainer", None)
+            while going:
+                for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                    with attempt:
+                        if attempt.num > 1:  # nor could workers renew their leases meanwhile
+                            self._patient_until = time.monotonic() + self._settings.lease_s / 2
+                        going = self._round(tick, finished)
+
+    def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
+        """Whatever is to do now; False when there is nothing left. An error in the middle costs nothing but a repeat."""
+        round_at = time.monotonic()
+        moved = self._publish_and_drain()
+        self.reap_now_and_then()
+        tick()
+        if moved:
+            # A transaction costs the same for one result as for a thousand: let some gather.
+            time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
+        elif finished() and not self._stream.backlog():
+            return False
+        else:
+            self.drain.once(block_ms=_IDLE_MS)
+        return True
+
+    def _publish_and_drain(self) -> int:
+        if self._drainer is None:
+            return self.publish() + self.drain.once()
+        drained = self._drainer.submit(contextvars.copy_context().run, self.drain.once)
+        try:
+            published = self.publish()
+        finally:
+            futures.wait([drained])
+        return published + drained.result()
+
+    def publish(self) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks."""
+        return sum(self._publish_step(step) for step in self._steps)
+
+    def _publish_step(self, step: Step) -> int:
+        if time.monotonic() < self._dry_until.get(step.name, 0.0):
+            return 0
+        queue = self._queue(step)
+        room = self._settings.queue_bound - self._waiting_in(queue)
+        if room <= self._settings.queue_bound // 4:
+            return 0
+        if is_nearly_full(self._client):
+            log.warning("Redis is nearly full; nothing is published until results are drained", step=step.name)
+            self._dry_until[step.name] = time.monotonic() + _FULL_S
+            return 0
+        size = self.drain.pace.chunk(self._work.session_id, step)
+        limit = min(room * size, self._settings.claim_batch)
+        chunks: list[ClaimedChunk] = []
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                chunks = claim(connection, self._scope, step, limit, size)
+        if not chunks:
+            self._dry_until[step.name] = time.monotonic() + _DRY_S
+            return 0
+        self._leases.open(chunk.id for chunk in chunks)
+        with self._celery.producer_or_acquire() as producer:
+            for chunk in chunks:
+                self._send(producer, queue, step, chunk)
+                self._published[chunk.id] = queue
+        return len(chunks)
+
+    def _send(self, producer: Any, queue: str, step: Step, chunk: ClaimedChunk) -> None:
+        environment = self._work.environment
+        message = Chunk(
+            id=chunk.id,
+            namespace=self._work.namespace,
+            library=self._work.library.name,
+            step=step.name,
+            environment=environment.key if step.resource is Resource.DEVICE else "",
+            toolchain=environment.toolchain,
+            items=chunk.items,
+        )
+        limit_s = step.time_limit_s * len(chunk.items)
+        self._celery.send_task(
+            "tuna.run_chunk",
+            kwargs=task_message(message),
+            queue=queue,
+            producer=producer,
+            time_limit=math.ceil(limit_s) + 30,
+            ignore_result=True,
+            retry=True,
+            retry_policy=_RETRY_POLICY,
+        )
+
+    def _queue(self, step: Step) -> str:
+        environment = self._work.environment
+        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.key)
+
+    def _waiting_in(self, queue: str) -> int:
+        if self._published:
+            untaken = set(self._leases.untaken())
+            self._published = {chunk: name for chunk, name in self._published.items() if chunk in untaken}
+        return sum(name == queue for name in self._published.values())
+
+    def reap_now_and_then(self) -> None:
+        """Take back the work of workers, coordinators and servers that went away."""
+        if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
+            return
+        self._reaped_at = time.monotonic()
+        self._tell_workers()
+        self._gate.tick()
+        self.drain.take_over()
+        expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
+        untaken = self._to_sweep()  # asked before SQL, which knew them before they were announced
+        with reading(self._engine) as connection:
+            steps = [step.name for step in self._work.library.steps]
+            old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
+            unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or taken back, and Redis was not told
+        gone = set(self._leases.missing(old)) | unwanted
+        gone |= self._lost_in_queue(set(old) - gone - set(expired))
+        if not expired and not gone:
+            return
+        self._drain_all()  # what those workers reported before they went counts
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                lost = self._release(connection, expired, worker_lost=True)
+                again = self._release(connection, sorted(gone), worker_lost=False)
+        # SQL first: should we die here, the next reaper finds the chunks again, and nothing of theirs in flight.
+        self._leases.drop([*expired, *sorted(gone)])
+        if lost or again:
+            log.warning("work was taken back", from_lost_workers=lost, from_lost_messages=again)
+
+    def _to_sweep(self) -> set[str]:
+        """Now and then all untaken chunks: to look for each in SQL takes a tenth of a coordinator's time."""
+        if time.monotonic() - self._swept_at < _SWEEP_EVERY_S:
+            return set()
+        self._swept_at = time.monotonic()
+        return set(self._leases.untaken())
+
+    def _tell_workers(self) -> None:
+        """What a worker needs before its first chunk; told again and again, for Redis may be wiped, or full just now."""
+        with redis_client.unless_full():
+            self._client.sadd(NAMESPACES_KEY, self._work.namespace)
+            if self._key:
+                self._client.set(signing_key_name(self._work.namespace), self._key)
+            url = store_url(self._settings).encode()
+            before = self._client.set(store_name(self._work.namespace), url, get=True)
+            if before not in (None, url):
+                log.warning(
+                    "another coordinator keeps its artifacts elsewhere, or did", hint="give all one TUNA_ARTIFACTS_URL"
+                )
+
+    def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
+        return release(
+            connection,
+            chunks,
+            max_attempts=self._settings.max_attempts,
+            worker_lost=worker_lost,
+        )
+
+    def _lost_in_queue(self, old: set[str]) -> set[str]:
+        """Chunks that nobody took although no queue holds a message any more."""
+        untaken = old & set(self._leases.untaken())
+        if not untaken or any(self._depth(self._queue(step)) for step in self._work.library.steps):
+            return set()
+        return untaken & set(self._leases.untaken())
+
+    def _depth(self, queue: str) -> int:
+        with self._celery.connection_for_read() as connection:
+            return queue_depth(connection, queue)
+
+    def _drain_all(self) -> None:
+        """Drain everything that is in the stream by now, also what another drain has in its hands."""
+        last = self._stream.last_id()
+        deadline = time.monotonic() + 2 * self._settings.lease_s
+        while not self._stream.drained_up_to(last) and time.monotonic() < deadline:
+            if not self.drain.once() and not self.drain.take_over():
+                time.sleep(0.05)

@@ -1,0 +1,35 @@
+"""Runs one item's steps in this process, without queue or SQL: for `tuna reproduce` and for a debugger."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tuna.artifacts import Artifacts
+from tuna.libraries.base import Candidate, Library, RunContext, StepResult, WorkItem
+from tuna.pipeline.runner import device_lock
+from tuna.sandbox.cores import compile_cpus, eval_cpus
+from tuna.vocabulary import Resource
+
+
+def run_steps(library: Library, item: WorkItem, last: str, index: int | None = None) -> list[StepResult]:
+    """The results of the library's steps up to `last`; of candidate `index` alone when it is given."""
+    results: list[StepResult] = []
+    with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
+        artifacts = Artifacts(Path(folder, "artifacts").as_uri(), Path(folder, "cache"))
+        for name in library.path_to(library.step(last).name):
+            step = library.step(name)
+            cpus = eval_cpus() if step.resource is Resource.DEVICE else compile_cpus()
+            context = RunContext(artifacts, Path(folder), cpus)
+            good = [t for t in results[-1].trials if t.cause is None] if results else []
+            candidates = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
+            update = {"step": name, "candidates": candidates}
+            with device_lock(cpus if step.resource is Resource.DEVICE else ()):
+                result = next(iter(library.run(step, [item.model_copy(update=update)], context)))
+            if index is not None:
+                result = result.model_copy(update={"trials": tuple(t for t in result.trials if t.index == index)})
+            results.append(result)
+            if not result.ok:
+                break
+        library.close()
+    return results

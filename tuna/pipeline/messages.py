@@ -1,0 +1,59 @@
+"""What travels through queue and stream: JSON forms of a chunk and of what a worker reports about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from tuna.libraries.base import WIRE_VERSION, StepResult, WorkItem
+
+
+def _understood(version: int) -> int:
+    if version not in (0, WIRE_VERSION):
+        raise ValueError(f"it has version {version}, and this is version {WIRE_VERSION}")
+    return WIRE_VERSION
+
+
+class _Message(BaseModel):
+    # NaN travels as NaN: the drain turns it into a failed trial, where null would make the whole report unreadable.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    #: The default stands for the current one, so that it is never left out as a default.
+    version: Annotated[int, Field(validate_default=True), AfterValidator(_understood)] = 0
+
+
+class Chunk(_Message):
+    """One message of a queue: work items of one step that share one lease."""
+
+    id: str
+    namespace: str  #: which database's work this is
+    library: str
+    step: str
+    environment: str  #: key of the session's environment; empty for steps on any CPU
+    toolchain: str
+    items: tuple[WorkItem, ...]
+
+
+class ReportKind(str, Enum):
+    """What a worker has to say about a chunk."""
+
+    STARTED = "started"  #: the worker took the lease
+    RESULTS = "results"  #: some items are done
+    FINISHED = "finished"  #: all items are done (with the last results) and the lease is given back
+    RETURNED = "returned"  #: the worker gives back the items that have no result, unharmed
+
+
+class Report(_Message):
+    """One entry of the result stream."""
+
+    kind: ReportKind
+    chunk: str
+    worker: Annotated[str, Field(max_length=255)]
+    results: tuple[StepResult, ...] = Field(default=())
+    reason: str = ""  #: why a chunk was returned
+
+
+def task_message(chunk: Chunk) -> dict[str, Any]:
+    """The chunk as Celery's JSON serialiser takes it; items as text, so that they are encoded once."""
+    return {"chunk": chunk.model_dump_json(exclude_defaults=True)}

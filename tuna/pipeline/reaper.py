@@ -1,0 +1,38 @@
+"""What the reaper asks SQL: which chunks have been in flight for long, and which are still wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tuna.db.batches import parts
+from tuna.db.models import Job
+from tuna.pipeline.states import IN_FLIGHT
+
+#: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size of the session.
+ORPHANS = (
+    sa.select(Job.chunk)
+    .where(
+        Job.session_id == sa.bindparam("session"),
+        Job.step.in_(sa.bindparam("steps", expanding=True)),
+        Job.state.in_([state.value for state in IN_FLIGHT]),
+        Job.leased_at < sa.bindparam("before"),
+    )
+    .distinct()
+)
+
+
+def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], before: datetime) -> list[str]:
+    """Chunks that SQL holds to be in flight, in one of `steps`, since `before` or longer."""
+    found = connection.execute(ORPHANS, {"session": session_id, "steps": list(steps), "before": before})
+    return [chunk for chunk in found.scalars() if chunk is not None]
+
+
+def wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:
+    """Those of `chunks` that still hold a job which counts."""
+    found: set[str | None] = set()
+    for part in parts(sorted(chunks)):
+        found |= set(connection.execute(sa.select(Job.chunk).where(Job.chunk.in_(part)).distinct()).scalars())
+    return {chunk for chunk in found if chunk}

@@ -1,0 +1,87 @@
+"""Giving claimed jobs back: after a worker was lost, or when it returned them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.batches import parts
+from tuna.db.models import Job, StepResult
+from tuna.db.types import utc_now
+from tuna.pipeline.scope import Scope, libraries_of
+from tuna.pipeline.states import IN_FLIGHT, check, waiting
+from tuna.pipeline.work_items import work_items
+from tuna.vocabulary import Cause, State
+
+_IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
+
+
+def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
+    """Give the unfinished jobs of `chunks` back; returns how many.
+
+    When their worker was lost, its first unfinished job is charged an attempt, and all of them travel alone from now
+    on, so that a job which kills its worker is soon found out and ends as errored.
+    """
+    released = 0
+    for part in parts(chunks):
+        rows = connection.execute(
+            sa.select(
+                Job.id,
+                Job.session_id,
+                Job.config_id,
+                Job.solver_id,
+                Job.options,
+                Job.chunk,
+                Job.state,
+                Job.step,
+                Job.steps,
+                Job.attempt,
+                Job.failures,
+                Job.leased_at,
+            )
+            .where(Job.chunk.in_(part), Job.state.in_(_IN_FLIGHT))
+            .order_by(Job.chunk, Job.id)
+            .with_for_update()
+        ).all()
+        released += len(rows)
+        charged: set[str] = set()
+        libraries = libraries_of(connection, {row.session_id for row in rows})
+        for row in rows:
+            library = libraries[row.session_id]
+            charge = worker_lost and row.chunk not in charged
+            charged.add(row.chunk)
+            failures = row.failures + 1 if charge else row.failures
+            steps = tuple(row.steps.split(","))
+            old = State(row.state)
+            new = (
+                State.ERRORED if failures >= max_attempts else waiting(row.step, steps, library.step(row.step).resource)
+            )
+            values: dict[str, Any] = {"state": check(old, new).value, "failures": failures, "chunk": None}
+            values |= {"leased_at": None, "updated_at": utc_now()}
+            if worker_lost:
+                values |= {"isolate": True}
+            if charge:
+                values |= {"cause": Cause.WORKER_LOST.value}
+                item = work_items(connection, Scope(row.session_id, library, ""), library.step(row.step), [row])[0]
+                connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
+            connection.execute(sa.update(Job).where(Job.id == row.id).values(values))
+    return released
+
+
+def _lost(row: Any, reproduce: str) -> dict[str, Any]:
+    return {
+        "job_id": row.id,
+        "step": row.step,
+        "attempt": row.attempt,
+        "ok": False,
+        "cause": Cause.WORKER_LOST.value,
+        "output_tail": "The worker died or was silent for longer than its lease.",
+        "reproduce": reproduce,
+        "worker": "",
+        "device": "",
+        "started_at": row.leased_at,
+        "ended_at": utc_now(),
+        "busy_s": 0.0,
+    }

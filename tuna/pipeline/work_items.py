@@ -1,0 +1,85 @@
+"""From rows of `job` to work items: configs, solvers, candidates and known params, each read in bulk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import parse_line
+from tuna.db.batches import parts
+from tuna.db.models import Config, FindDb, Solver, Trial
+from tuna.libraries.base import Candidate, Step, WorkItem
+from tuna.pipeline.scope import Scope
+
+
+def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[Any]) -> list[WorkItem]:
+    configs = _configs(connection, {row.config_id for row in rows})
+    named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
+    solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
+    later = [row.id for row in rows if not row.steps.startswith(step.name)]
+    candidates = _candidates(connection, later)
+    known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
+    return [
+        WorkItem(
+            job_id=row.id,
+            attempt=row.attempt + 1,
+            session_id=scope.session_id,
+            library=scope.library.name,
+            step=step.name,
+            solver=solvers[row.solver_id],
+            config=configs[row.config_id][1],
+            target=scope.target,
+            seed=seed(configs[row.config_id][0], solvers[row.solver_id]),
+            options=row.options,
+            candidates=tuple(candidates.get(row.id, ())),
+            known_params=known.get((row.config_id, row.solver_id)),
+        )
+        for row in rows
+    ]
+
+
+def seed(config_key: str, solver: str) -> int:
+    """The seed of a job's proposals, 31 bits: the same layer and solver get the same candidates in every session."""
+    return int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
+
+
+def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, tuple[str, dict[str, Any]]]:
+    found: dict[int, tuple[str, dict[str, Any]]] = {}
+    for part in parts(sorted(ids)):
+        for row in connection.execute(sa.select(Config.id, Config.key, Config.driver).where(Config.id.in_(part))):
+            found[row.id] = (row.key, _config_json(row.driver))
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _config_json(driver: str) -> dict[str, Any]:
+    return parse_line(driver)[0].to_json()
+
+
+def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
+    found: dict[int, list[Candidate]] = defaultdict(list)
+    for part in parts(job_ids):
+        # Unique key (job_id, number): one range per job.
+        for row in connection.execute(
+            sa.select(Trial.job_id, Trial.number, Trial.artifact)
+            .where(Trial.job_id.in_(part), Trial.artifact.is_not(None), Trial.cause.is_(None))
+            .order_by(Trial.job_id, Trial.number)
+        ):
+            found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))
+    return found
+
+
+def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[Any]) -> dict[tuple[int, int], str]:
+    """By config and solver the params that the session holds for the best."""
+    found: dict[tuple[int, int], str] = {}
+    for part in parts(sorted({row.config_id for row in rows})):
+        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(
+            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.params != ""
+        )
+        found |= {(row.config_id, row.solver_id): row.params for row in connection.execute(statement)}
+    return found

@@ -1,0 +1,156 @@
+"""`tuna metrics`: gathers the metrics from SQL, Redis and the broker, and answers Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import redis
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import DBAPIError
+
+from tuna import redis_client
+from tuna.db import models, overview, sessions
+from tuna.db.engine import reading
+from tuna.errors import BadInput, ServiceError, TunaError
+from tuna.membership.heartbeat import HeartbeatBoard
+from tuna.pipeline.connection import connect_broker, queue_depth, redis_url
+from tuna.pipeline.leases import Leases
+from tuna.queues import queue_name
+from tuna.reports.metrics import Samples, text_of
+from tuna.reports.totals import Totals
+from tuna.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+#: Of a scrape, which Prometheus gives up after 10 s: for reading results that are new since the last one, and for waiting.
+_READ_S = 4.0
+_WAIT_S = 2
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Collector:
+    """Answers one scrape after the other. What SQL said about queues is kept, for the time when SQL is away."""
+
+    def __init__(self, engine: sa.Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._totals = Totals(trials=True)
+        self._one_at_a_time = threading.Lock()
+        self._namespace: str | None = None
+        self._queues: set[str] = set()
+
+    def scrape(self) -> str:
+        """The text; what cannot be asked is left out, and `tuna_up` says so."""
+        samples = Samples()
+        parts = {"sql": self._from_sql, "redis": self._from_redis, "broker": self._from_broker}
+        with self._one_at_a_time:
+            for service, gather in parts.items():
+                samples.set("tuna_up", float(self._try(service, gather, samples)), service)
+        return text_of(samples)
+
+    def _try(self, service: str, gather: Callable[[Samples], None], samples: Samples) -> bool:
+        part = Samples()
+        try:
+            gather(part)
+        except (DBAPIError, TunaError, redis.RedisError, OSError, ValueError) as error:
+            log.warning("a service does not answer", service=service, error=str(error).splitlines()[0])
+            return False
+        for name, values in part.values.items():
+            samples.values.setdefault(name, {}).update(values)
+        return True
+
+    def _from_sql(self, samples: Samples) -> None:
+        with reading(self._engine) as connection:
+            whole = self._totals.advance(connection, _READ_S)
+            self._namespace = sessions.namespace(connection)
+            self._queues = _queues(connection)
+        for session in overview.read(self._engine):
+            for state, number in session.jobs.items():
+                samples.set("tuna_jobs", number, session.session_id, state)
+            for failure in session.failures:
+                samples.set("tuna_errors_total", failure.attempts, session.session_id, failure.cause)
+        if not whole:
+            return  # a counter that is still being read would look like a burst
+        totals = self._totals.sessions()
+        samples.set("tuna_results_drained_total", sum(total.drained for total in totals.values()))
+        for session_id, total in totals.items():
+            samples.set("tuna_trials_total", total.trials, session_id)
+            if total.idle_share is not None:
+                samples.set("tuna_device_idle_ratio", total.idle_share, session_id)
+
+    def _from_redis(self, samples: Samples) -> None:
+        with redis_client.hasty(redis_url(self._settings), _WAIT_S) as client:
+            client.ping()
+            if self._namespace is None:
+                return
+            lease_s = self._settings.lease_s
+            samples.set(
+                "tuna_queue_items", client.xlen(Leases(client, self._namespace, lease_s).results_key), "results"
+            )
+            roles = Counter({"compile": 0, "eval": 0})
+            roles.update(worker.role for worker in HeartbeatBoard(client, self._namespace, lease_s).live())
+            for role, number in roles.items():
+                samples.set("tuna_workers", number, role)
+
+    def _from_broker(self, samples: Samples) -> None:
+        with connect_broker(self._settings, _WAIT_S) as connection:
+            for queue in sorted(self._queues):
+                samples.set("tuna_queue_items", queue_depth(connection, queue), queue)
+
+
+def _queues(connection: sa.Connection) -> set[str]:
+    """The queues of all sessions."""
+    environment = models.Environment
+    rows = connection.execute(sa.select(environment.toolchain, environment.key)).all()
+    return {queue_name(on_device, row.toolchain, row.key) for row in rows for on_device in (False, True)}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    collector: Collector
+
+    def do_GET(self) -> None:
+        """`/metrics`, and nothing else."""
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404, "the metrics are at /metrics")
+            return
+        try:
+            body = self.collector.scrape().encode()
+        except Exception:
+            log.exception("a scrape failed")
+            self.send_error(500)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not worth a line."""
+
+
+def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
+    """A server that is bound to `listen` (HOST:PORT); raises BadInput or ServiceError."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise BadInput(f"{listen!r} is not of the form HOST:PORT.")
+    handler = type("Handler", (_Handler,), {"collector": collector})
+    try:
+        return ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
+    except OSError as error:
+        raise ServiceError(f"Metrics cannot be offered at {listen}: {error.strerror}.") from None
+
+
+def serve(engine: sa.Engine, settings: Settings, listen: str, started: Callable[[str], None]) -> None:
+    """Answer until Ctrl-C; `started` is told the URL."""
+    with server(Collector(engine, settings), listen) as http:
+        host, port = http.server_address[:2]
+        started(f"http://{host!s}:{port}/metrics")
+        try:
+            http.serve_forever()
+        except KeyboardInterrupt:
+            return

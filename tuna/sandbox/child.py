@@ -1,0 +1,79 @@
+"""The first code of every sandboxed process: puts limits on itself, then runs a program or answers requests.
+
+`python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program.
+`python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD` answers one JSON object per line. A request has an `op`,
+which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer.
+
+LIMITS is a JSON object: `parent` (process id), `memory_bytes` and `cpus`, the last two optional. Only the standard library is
+imported here, so that a start costs what Python costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: What a served module has: the functions that answer, by the name of the request.
+Handlers = Mapping[str, Callable[..., dict[str, Any]]]
+_PR_SET_PDEATHSIG = 1
+
+
+def limit_self(limits: Mapping[str, Any]) -> None:
+    """Die with the parent, dump no core, and keep to the memory and the cores that `limits` names.
+
+    The memory limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would also
+    count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per allocator
+    arena, so that a limit tight enough to help would stop a program that uses little.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != limits["parent"]:
+        raise SystemExit("the parent process is already gone")
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limits.get("memory_bytes"):
+        resource.setrlimit(resource.RLIMIT_DATA, (limits["memory_bytes"], limits["memory_bytes"]))
+    if limits.get("cpus"):
+        os.sched_setaffinity(0, limits["cpus"])
+
+
+def serve(module: str, read_fd: int, write_fd: int) -> None:
+    """Answer requests until the parent closes its end; a handler that raises is answered with its traceback."""
+    for fd in (read_fd, write_fd):  # or a compiler that a handler starts would keep the pipe open after our death
+        os.set_inheritable(fd, False)
+    handlers: Handlers = importlib.import_module(module).HANDLERS
+    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
+        for line in requests:
+            request = json.loads(line)
+            number = request.pop("number")
+            try:
+                answer = {"number": number, "result": handlers[request.pop("op")](**request)}
+            except Exception as error:  # the boundary of the process: the parent decides what a failure means
+                text = "".join(traceback.format_exception(error))
+                answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+
+
+def main(argv: list[str]) -> None:
+    """The command line that the module's first sentences describe."""
+    limits, mode, *rest = argv
+    limit_self(json.loads(limits))
+    if mode == "exec":
+        try:
+            os.execvp(rest[0], rest)
+        except OSError as error:
+            raise SystemExit(f"{rest[0]} cannot be started: {error.strerror}") from None
+    serve(rest[0], int(rest[1]), int(rest[2]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

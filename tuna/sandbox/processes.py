@@ -1,0 +1,350 @@
+"""Runs foreign code in child processes with limits: a program once (`run`), or a Python module that answers calls (`Child`).
+
+Every child has a process group of its own and is killed with all of it, dies with the thread that started it (so start it in one
+that stays), sees only the variables it is given, and may print as much as it likes: the end of it is kept. There is no shell
+and no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tuna
+
+_CHILD = str(Path(__file__).with_name("child.py"))
+#: How much of a child's output is kept, from its end.
+TAIL_BYTES = 64 << 10
+#: An answer longer than this is no answer but a child gone wild.
+MAX_ANSWER_BYTES = 64 << 20
+#: Variables of this process that a child may see; everything else, secrets above all, stays here.
+ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER")
+#: How long a poll may last before the clock and the child are looked at again.
+_TICK_S = 0.5
+_GRACE_S = 1.0
+
+
+class ChildTimeout(Exception):
+    """The child did not answer in time; it and its process group were killed."""
+
+    def __init__(self, timeout_s: float, tail: str) -> None:
+        super().__init__(f"no answer within {timeout_s:g} s")
+        self.tail = tail
+
+
+class ChildCrashed(Exception):
+    """The child ended, or answered with garbage and was killed."""
+
+    def __init__(self, reason: str, *, returncode: int | None, tail: str) -> None:
+        super().__init__(reason)
+        self.returncode = returncode
+        self.signal = signal_name(returncode)
+        self.tail = tail
+
+
+class ChildFailed(Exception):
+    """The function in the child raised; the child lives on."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended."""
+
+    returncode: int  #: negative: killed by this signal
+    signal: str | None  #: name of the signal that ended it, such as SIGSEGV
+    timed_out: bool
+    output: str  #: the end of its standard output and error, in the order they came
+
+
+def signal_name(returncode: int | None) -> str | None:
+    """The name of the signal in a negative return code, else None."""
+    if returncode is None or returncode >= 0:
+        return None
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over both."""
+    env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
+    paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    home = Path(tuna.__file__).resolve().parent.parent
+    if "site-packages" not in home.parts:
+        paths.append(str(home))
+    return {**env, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), **(extra or {})}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    memory_bytes: int | None = None,
+    cpus: Sequence[int] | None = None,
+    cwd: Path | str | None = None,
+    input: str = "",
+    tail_bytes: int = TAIL_BYTES,
+) -> Completed:
+    """Run a program to its end or to its limit; a program that cannot be started ends with return code 1.
+
+    `env` is the whole environment of the program, by default `child_env()`. What it leaves behind in its process group is killed.
+    """
+    process = _start(
+        ["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL
+    )
+    output, pending = _Output(process, tail_bytes), memoryview(input.encode())
+    deadline, timed_out = time.monotonic() + timeout_s, False
+    try:
+        if process.stdin:
+            os.set_blocking(process.stdin.fileno(), False)
+        while not _ended(process):
+            if time.monotonic() >= deadline:
+                timed_out = True
+                break
+            if not pending and process.stdin and not process.stdin.closed:
+                process.stdin.close()
+            wait_s = min(0.05 if output.closed else _TICK_S, max(deadline - time.monotonic(), 0.0))
+            writers = [process.stdin] if pending and process.stdin else []
+            _, writable, _ = select.select([*output.readers], writers, [], wait_s)
+            output.read()
+            if writable and process.stdin:
+                try:
+                    pending = pending[os.write(process.stdin.fileno(), pending[: 64 << 10]) :]
+                except BrokenPipeError:
+                    pending = memoryview(b"")
+    finally:
+        returncode = _kill(process)
+        output.read()
+        output.close()
+        if process.stdin and not process.stdin.closed:
+            process.stdin.close()
+    return Completed(returncode, None if timed_out else signal_name(returncode), timed_out, output.text())
+
+
+class Child:
+    """A process that runs `module` and answers calls, one at a time; started by the first call and again after a crash."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        memory_bytes: int | None = None,
+        cpus: Sequence[int] | None = None,
+        cwd: Path | str | None = None,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
+        self.module, self.env, self.memory_bytes, self.cwd = module, env, memory_bytes, cwd
+        self.cpus, self.tail_bytes = cpus, tail_bytes
+        self.starts = 0  #: how often a process was started
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process is there that can be called without a new start."""
+        return self._process is not None and not _ended(self._process)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that answers now."""
+        return self._process.pid if self._process is not None else None
+
+    def call(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
+
+        Raises ChildTimeout, ChildCrashed, both of which leave no process behind, and ChildFailed.
+        """
+        if not self.alive:
+            self.close()
+            self._open()
+        self._number += 1
+        line = json.dumps({**request, "number": self._number}).encode() + b"\n"
+        answer = self._exchange(line, timeout_s)
+        if "error" in answer:
+            raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")))
+        return dict(answer["result"])
+
+    def close(self) -> None:
+        """Kill the process and its group, if there is one; a later call starts another."""
+        if self._process is None:
+            return
+        _kill(self._process)
+        self._process = None
+        self._output.read()
+        self._output.close()
+        os.close(self._requests)
+        os.close(self._answers)
+
+    def _open(self) -> None:
+        theirs_read, self._requests = os.pipe()
+        self._answers, theirs_write = os.pipe()
+        try:
+            serve = ["serve", self.module, str(theirs_read), str(theirs_write)]
+            fds = (theirs_read, theirs_write)
+            self._process = _start(serve, self.env, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds)
+        except BaseException:
+            os.close(self._requests)
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(theirs_read)
+            os.close(theirs_write)
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._answers, False)
+        self._output = _Output(self._process, self.tail_bytes)
+        self.starts += 1
+
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        deadline, pending, received = time.monotonic() + timeout_s, memoryview(line), bytearray()
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.close()
+                raise ChildTimeout(timeout_s, self._output.text())
+            writers = [self._requests] if pending else []
+            readers, writable, _ = select.select(
+                [self._answers, *self._output.readers], writers, [], min(left, _TICK_S)
+            )
+            self._output.read()
+            try:
+                if writable:
+                    pending = pending[os.write(self._requests, pending[: 64 << 10]) :]
+                chunk = os.read(self._answers, 1 << 20) if self._answers in readers else None
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                chunk = b""
+            if chunk == b"" or (chunk is None and _ended(self._process)):
+                self._crashed("the child ended")
+            if not chunk:
+                continue
+            searched = len(received)
+            received += chunk
+            if received.find(b"\n", searched) >= 0:
+                return self._parse(bytes(received))
+            if len(received) > MAX_ANSWER_BYTES:
+                self._crashed("the child's answer is too long", killed=True)
+
+    def _parse(self, text: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if (
+            not isinstance(answer, dict)
+            or answer.get("number") != self._number
+            or not ("result" in answer or "error" in answer)
+        ):
+            self._crashed("the child answered with garbage", killed=True)
+        return dict(answer or {})
+
+    def _crashed(self, reason: str, *, killed: bool = False) -> None:
+        process = self._process
+        assert process is not None
+        if not killed:  # let it finish dying, so that we report its own end and not our SIGKILL
+            deadline = time.monotonic() + _GRACE_S
+            while not (killed := _ended(process)) and time.monotonic() < deadline:
+                self._output.read()
+                time.sleep(0.01)
+            killed = not killed
+        self.close()
+        returncode = None if killed else process.returncode
+        name = signal_name(returncode)
+        if returncode is not None:
+            reason += f" with {name}" if name else f" with exit code {returncode}"
+        raise ChildCrashed(reason, returncode=returncode, tail=self._output.text())
+
+
+class _Output:
+    """The end of what a child printed, read without ever waiting for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limit: int) -> None:
+        assert process.stdout is not None
+        self._pipe, self._limit, self._kept = process.stdout, limit, bytearray()
+        self.closed = False
+        os.set_blocking(self._pipe.fileno(), False)
+
+    @property
+    def readers(self) -> list[Any]:
+        return [] if self.closed else [self._pipe]
+
+    def read(self) -> None:
+        """Take what is there, at most a few megabytes, so that a child that never stops cannot hold us."""
+        for _ in range(64):
+            if self.closed:
+                return
+            try:
+                chunk = os.read(self._pipe.fileno(), 64 << 10)
+            except BlockingIOError:
+                return
+            self.closed = not chunk
+            self._kept += chunk
+            if len(self._kept) > 2 * self._limit:
+                del self._kept[: -self._limit]
+
+    def close(self) -> None:
+        self.closed = True
+        self._pipe.close()
+
+    def text(self) -> str:
+        return bytes(self._kept[-self._limit :]).decode("utf-8", "replace")
+
+
+def _start(
+    command: list[str],
+    env: Mapping[str, str] | None,
+    memory_bytes: int | None,
+    cpus: Sequence[int] | None,
+    cwd: Path | str | None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    limits = {"parent": os.getpid(), "memory_bytes": memory_bytes, "cpus": list(cpus or ())}
+    # A program needs nothing but the child's own file, whose start is then twice as fast; a module needs its packages.
+    child = ["-I", "-S", _CHILD] if command[0] == "exec" else ["-m", "tuna.sandbox.child"]
+    argv = [sys.executable, *child, json.dumps(limits), *command]
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(child_env() if env is None else env),
+        cwd=cwd,
+        pass_fds=pass_fds,
+        start_new_session=True,  # also before the child's own code runs: the group exists as soon as we could want to kill it
+        bufsize=0,
+    )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process is dead; it is not reaped, so its number, which names its group, cannot be given away yet."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill the whole group, reap its leader and return the leader's return code."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()

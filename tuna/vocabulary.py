@@ -1,0 +1,42 @@
+"""The words that every room shares, each with a one-line meaning: states of a job, causes of failure, resources."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(str, Enum):
+    """Where a job is on its way."""
+
+    NEW = "new"  #: waits for its first step
+    COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
+    COMPILING = "compiling"  #: a worker took it
+    COMPILED = "compiled"  #: the CPU step is done: final when it was the last step, else waits for the next
+    SEARCHING = "searching"  #: a round is learned from; the next CPU step will come
+    EVAL_QUEUED = "eval_queued"  #: leased and published for a device step
+    EVALUATING = "evaluating"  #: a worker took it
+    EVALUATED = "evaluated"  #: every step is done
+    ERRORED = "errored"  #: gave up; the cause says why
+    CANCELED = "canceled"  #: a person ended it
+
+
+class Resource(str, Enum):
+    """What a step runs on."""
+
+    CPU = "cpu"  #: any core of a compile machine
+    DEVICE = "device"  #: the very device that is tuned for
+
+
+class Cause(str, Enum):
+    """Why an attempt, a trial or a job failed."""
+
+    BUILD_ERROR = "build_error"  #: the compiler refused or crashed
+    BUILD_TIMEOUT = "build_timeout"  #: the compiler ran past its limit
+    RUN_ERROR = "run_error"  #: the kernel crashed or raised
+    RUN_TIMEOUT = "run_timeout"  #: the kernel hung
+    WRONG_RESULT = "wrong_result"  #: the kernel's answer differs from the reference
+    WORKER_LOST = "worker_lost"  #: the worker died or went silent
+    DEVICE_LOST = "device_lost"  #: the device no longer answers
+    NOT_APPLICABLE = "not_applicable"  #: the solver cannot run this config after all
+    ARTIFACT_LOST = "artifact_lost"  #: a compiled artifact is gone or damaged: compile again
+    INFRA = "infra"  #: Tuna or the machine failed, not the candidate

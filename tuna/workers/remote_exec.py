@@ -1,0 +1,67 @@
+"""`go_fish.py --exec`: one command on this machine and on every worker that allows it."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuna.errors import BadInput
+from tuna.pipeline.connection import connect_broker, ensure_services
+from tuna.sandbox.processes import run
+from tuna.settings import Settings
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+LIMIT_S = 60.0
+#: Name of the remote-control command.
+CONTROL = "tuna_exec"
+_ANSWER_S = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a command on one host or worker."""
+
+    host: str
+    ok: bool
+    text: str
+    output: str
+
+
+def execute(command: str, settings: Settings, app: Callable[[], Celery]) -> list[Answer]:
+    """Run `command`, without a shell, here and on the live workers; a worker without TUNA_ALLOW_EXEC refuses."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadInput(f"The command cannot be split into words: {error}.") from None
+    if not words:
+        raise BadInput("There is no command to run.")
+    ensure_services(settings)
+    celery = app()
+    with connect_broker(settings, _ANSWER_S):  # what asks the workers below would wait for ever
+        workers = list(celery.control.inspect(timeout=_ANSWER_S).ping() or {})
+    answers = [Answer(host=socket.gethostname(), **run_here(words))]
+    if workers:
+        replies = celery.control.broadcast(
+            CONTROL, {"words": words}, destination=workers, reply=True, timeout=LIMIT_S + 5, limit=len(workers)
+        )
+        found = {name: said for reply in replies or () for name, said in reply.items()}
+        answers += [_answer(worker, found.get(worker)) for worker in sorted(workers)]
+    return answers
+
+
+def run_here(words: Sequence[str]) -> dict[str, Any]:
+    """Run a command on this machine: whether it went well, how it ended, the end of its output."""
+    done = run(list(words), timeout_s=LIMIT_S)
+    text = f"no end within {LIMIT_S:g} s" if done.timed_out else f"exit code {done.returncode}"
+    return {"ok": not done.timed_out and done.returncode == 0, "text": text, "output": done.output}
+
+
+def _answer(worker: str, said: Any) -> Answer:
+    if not isinstance(said, dict) or set(said) != {"ok", "text", "output"}:
+        return Answer(worker, False, "no answer", "")
+    return Answer(worker, bool(said["ok"]), str(said["text"]), str(said["output"]))

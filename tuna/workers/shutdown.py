@@ -1,0 +1,130 @@
+"""How a worker ends: warmly within a bound at the first signal, at once at the second, by itself when asked to.
+
+The bound is kept by the worker's parent process, because a pool process that is inside a library cannot be interrupted
+safely. What its pool has not finished in time it gives back, and no job is charged for that; then it leaves, and the
+kernel ends the pool, and what the pool has started, with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+import structlog
+from celery import Celery
+from celery.worker import state
+
+from tuna.errors import ServiceError
+from tuna.pipeline.connection import connect, queue_depth
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+#: How long giving back may take: Redis may be away, and then the leases expire.
+_GIVE_BACK_S = 2.0
+#: Nothing may wait or be in hand at so many looks in a row for a worker to leave by itself.
+_QUIET_LOOKS = 6
+_LOOK_EVERY_S = 0.5
+#: One asking may arrive twice: Slurm signals every process, and the parent passes its own signal on.
+_ECHO_S = 0.3
+
+
+class Shutdown:
+    """Ends this worker when it is asked to by a signal."""
+
+    def __init__(self, bound_s: float, give_back: Callable[[], None], leave: Callable[[int], Any] = os._exit) -> None:
+        self._bound_s = bound_s
+        self._give_back = give_back
+        self._leave = leave
+        self._asked_at: float | None = None
+        self._now = threading.Event()
+
+    @property
+    def asked(self) -> bool:
+        """Whether it has been asked to end: what dies from now on does not die of its work."""
+        return self._asked_at is not None
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT from Celery, whose warm end has no bound; call it in the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.ask())
+
+    def ask(self) -> None:
+        """Take no new chunk and leave within the bound; asked again, leave now."""
+        if self._asked_at is not None:
+            if time.monotonic() - self._asked_at >= _ECHO_S:
+                self._now.set()
+            return
+        self._asked_at = time.monotonic()
+        vars(state)["should_stop"] = 0  # Celery's warm end: if that comes first, this thread dies with it
+        threading.Thread(target=self._wait_and_leave, name="shutdown", daemon=True).start()
+
+    def _wait_and_leave(self) -> None:
+        self._now.wait(self._bound_s)
+        giving = threading.Thread(target=self._give_back, name="giving-back", daemon=True)
+        giving.start()
+        giving.join(_GIVE_BACK_S)
+        self._leave(0)
+
+
+def give_back_all(settings: Settings) -> None:
+    """Give back every chunk that this worker has, begun or not."""
+    try:
+        for chunk in in_hand():
+            give_back(settings, chunk)
+    except (redis.RedisError, ServiceError) as error:
+        log.warning("what is in hand cannot be given back; it is repeated when its lease ends", error=str(error))
+
+
+def give_back(settings: Settings, chunk: Chunk) -> None:
+    """Give back what has no result yet of a chunk that this worker has, so that it is repeated at once."""
+    worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
+    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="the worker was asked to end")
+    leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
+    if leases.give_back(chunk.id, report.model_dump_json(exclude_defaults=True)):
+        log.warning("a chunk was given back unfinished", chunk=chunk.id, items=len(chunk.items))
+
+
+def in_hand() -> list[Chunk]:
+    """The chunks that this worker's parent process holds messages of."""
+    chunks: dict[str, Chunk] = {}
+    for request in {*state.reserved_requests, *state.active_requests}:
+        try:
+            chunk = Chunk.model_validate_json(request.kwargs["chunk"])
+        except (KeyError, TypeError, ValueError):
+            continue
+        chunks[chunk.id] = chunk
+    return list(chunks.values())
+
+
+def leave_when_empty(app: Celery, queues: Sequence[str]) -> None:
+    """Ask this worker to end, from a thread, as soon as its queues have been empty for a moment with nothing in hand."""
+    ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    threading.Thread(target=_watch, args=(lambda: _is_idle(app, queues), ask), name="once", daemon=True).start()
+
+
+def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _LOOK_EVERY_S) -> None:
+    quiet = 0
+    while quiet < _QUIET_LOOKS:
+        time.sleep(pause_s)
+        quiet = quiet + 1 if idle() else 0
+    leave()
+
+
+def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
+    if state.reserved_requests or state.active_requests:
+        return False
+    try:
+        with app.connection_for_read() as connection:
+            return not any(queue_depth(connection, queue) for queue in queues)
+    except Exception as error:  # each transport has its own; a broker that is away may still have work
+        log.warning("the queues cannot be looked at", error=str(error))
+        return False
