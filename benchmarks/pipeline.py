@@ -293,7 +293,8 @@ def _worker_alone(count: int) -> float:
     """Seconds in which one process takes, runs and reports `count` items in chunks, without Celery."""
     from tuna.artifacts import Artifacts
     from tuna.configs import GemmConfig
-    from tuna.libraries.base import RunContext, WorkItem
+    from tuna.libraries.context import RunContext
+    from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
     from tuna.pipeline.connection import connect
     from tuna.pipeline.leases import Leases, new_id

@@ -41,7 +41,8 @@ def test_lines_for_people() -> None:
 WORKER = """
 import redis
 from tuna import logs
-from tuna.libraries.base import RunContext, WorkItem
+from tuna.libraries.items import WorkItem
+from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.messages import Chunk

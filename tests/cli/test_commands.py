@@ -94,7 +94,7 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
     import shlex
 
     from tuna.configs import parse_line
-    from tuna.libraries.base import WorkItem
+    from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
 
     config = parse_line("MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -F 1")[0]

@@ -16,7 +16,7 @@ from tuna.db import configs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.errors import NotFound
-from tuna.libraries.base import StepResult as Result
+from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim, job_actions
 from tuna.pipeline.claim import ClaimedChunk

@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tuna.libraries.base import RunContext, Step, StepResult, Trial, WorkItem, result_of
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
 

@@ -16,7 +16,9 @@ from tuna.artifacts import Artifacts
 from tuna.configs import GemmConfig
 from tuna.db.engine import is_outage, make_engine, reading
 from tuna.errors import DatabaseError, StorageFull, StoreAway
-from tuna.libraries.base import RunContext, Step, StepResult, WorkItem, result_of
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.pipeline import runner
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, ReportKind

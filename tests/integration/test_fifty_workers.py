@@ -23,7 +23,9 @@ from tuna.artifacts import Artifacts
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput
-from tuna.libraries.base import RunContext, Step, StepResult, Trial, WorkItem, result_of
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.membership import members as store
 from tuna.membership.gate import Gate

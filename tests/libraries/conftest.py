@@ -11,7 +11,7 @@ import pytest
 from tvm_bench import Bench
 
 from tuna.artifacts import Artifacts
-from tuna.libraries.base import RunContext
+from tuna.libraries.context import RunContext
 from tuna.libraries.tvm import TvmLibrary
 from tuna.sandbox.cores import eval_cpus
 from tuna.settings import get_settings

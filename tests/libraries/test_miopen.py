@@ -13,7 +13,8 @@ import pytest
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.errors import BadInput, LibraryMissing
-from tuna.libraries.base import Candidate, RunContext, StepResult, WorkItem
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, environment, kernels
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause

@@ -9,7 +9,8 @@ import pytest
 
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, parse_line
-from tuna.libraries.base import Candidate, RunContext, WorkItem
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import Candidate, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
 from tuna.queues import queue_name
 

@@ -12,7 +12,7 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
-from tuna.libraries.base import Trial
+from tuna.libraries.items import Trial
 from tuna.libraries.tvm import library as tvm_library
 from tuna.vocabulary import Cause
 

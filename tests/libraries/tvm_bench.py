@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuna.configs import Config
-from tuna.libraries.base import Candidate, RunContext, StepResult, WorkItem
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.tvm import TvmLibrary
 
 

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.db.engine import writing
-from tuna.libraries.base import Step, StepResult
+from tuna.libraries.base import Step
+from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
 from tuna.pipeline.chunk_size import ChunkSizer

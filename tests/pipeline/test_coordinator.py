@@ -18,7 +18,8 @@ from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.errors import StoreAway
-from tuna.libraries.base import RunContext, StepResult
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator, SessionWork

@@ -14,8 +14,8 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult
-from tuna.libraries.base import StepResult as Result
-from tuna.libraries.base import Trial
+from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
 from tuna.pipeline.claim import ClaimedChunk

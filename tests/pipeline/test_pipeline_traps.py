@@ -13,8 +13,10 @@ from jobs_builder import accepted, make_jobs, states
 from tuna.artifacts import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult
-from tuna.libraries.base import RunContext, Step, WorkItem, result_of
-from tuna.libraries.base import StepResult as Result
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import WorkItem, result_of
 from tuna.pipeline import claim
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases

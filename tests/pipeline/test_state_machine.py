@@ -32,8 +32,9 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
-from tuna.libraries.base import Step, Trial, WorkItem, result_of
-from tuna.libraries.base import StepResult as Result
+from tuna.libraries.base import Step
+from tuna.libraries.items import StepResult as Result
+from tuna.libraries.items import Trial, WorkItem, result_of
 from tuna.pipeline import job_actions, results
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain

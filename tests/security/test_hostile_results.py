@@ -14,7 +14,7 @@ from jobs_builder import make_jobs, states
 from tuna.artifacts import Artifacts
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult, Trial
-from tuna.libraries.base import WIRE_VERSION
+from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim, results, tasks
 from tuna.pipeline.claim import ClaimedChunk
@@ -225,7 +225,7 @@ def test_the_version_travels_with_every_message() -> None:
 
 
 def test_half_a_character_in_an_output_does_not_lose_the_result() -> None:
-    from tuna.libraries.base import StepResult as Result
+    from tuna.libraries.items import StepResult as Result
 
     result = Result(job_id=1, attempt=1, step="s", ok=False, output_tail="x\ud800y")
     assert Result.model_validate_json(result.model_dump_json()).output_tail == "x?y"

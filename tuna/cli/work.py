@@ -96,7 +96,7 @@ def reproduce(
     """
     from tuna.cli.console import print_json, print_table
     from tuna.configs import parse_line
-    from tuna.libraries.base import WorkItem
+    from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
     from tuna.pipeline.local_run import run_steps
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from tuna.libraries.base import Step, StepResult
+from tuna.libraries.base import Step
+from tuna.libraries.items import StepResult
 
 #: A chunk of less work than this grows: the cost of its message and lease would count.
 _LEAST_S = 2.0

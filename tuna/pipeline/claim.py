@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.libraries.base import Step, WorkItem
+from tuna.libraries.base import Step
+from tuna.libraries.items import WorkItem
 from tuna.pipeline.leases import new_id
 from tuna.pipeline.scope import Scope
 from tuna.pipeline.states import CLAIMABLE, queued

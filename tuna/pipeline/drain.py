@@ -23,7 +23,8 @@ from tuna.db.engine import retrying, writing
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import Library, StepResult, Trial, tail
+from tuna.libraries.base import Library
+from tuna.libraries.items import StepResult, Trial, tail
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release

@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 
 from tuna.artifacts import Artifacts
-from tuna.libraries.base import Candidate, Library, RunContext, StepResult, WorkItem
+from tuna.libraries.base import Library
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.pipeline.runner import device_lock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.vocabulary import Resource

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tuna.libraries.base import WIRE_VERSION, StepResult, WorkItem
+from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
 
 
 def _understood(version: int) -> int:

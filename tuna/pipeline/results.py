@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from tuna import redis_client
-from tuna.libraries.base import StepResult
+from tuna.libraries.items import StepResult
 from tuna.pipeline.messages import Report
 from tuna.vocabulary import Cause
 

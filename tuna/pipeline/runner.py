@@ -21,7 +21,9 @@ import structlog
 
 from tuna import redis_client
 from tuna.errors import StorageFull, StoreAway
-from tuna.libraries.base import Library, RunContext, Step, StepResult, WorkItem, result_of, tail
+from tuna.libraries.base import Library, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of, tail
 from tuna.membership.heartbeat import HeartbeatSender
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.messages import Chunk, Report, ReportKind

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
 from tuna.errors import StoreAway, TunaError
-from tuna.libraries.base import RunContext
+from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library, names
 from tuna.membership.announcements import namespaces, signing_key, with_store
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus

@@ -15,7 +15,7 @@ from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
-from tuna.libraries.base import CodeObject, StepResult, Trial
+from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.vocabulary import Cause
 
 #: Every server takes so much. The rest of a statement that carries an artifact.

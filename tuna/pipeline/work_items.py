@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from tuna.configs import parse_line
 from tuna.db.batches import parts
 from tuna.db.models import Config, FindDb, Solver, Trial
-from tuna.libraries.base import Candidate, Step, WorkItem
+from tuna.libraries.base import Step
+from tuna.libraries.items import Candidate, WorkItem
 from tuna.pipeline.scope import Scope
 
 

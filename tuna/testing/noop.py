@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tuna.configs import Config
-from tuna.libraries.base import Environment, Library, RunContext, Solver, Step, StepResult, Trial, WorkItem, result_of
+from tuna.libraries.base import Environment, Library, Solver, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.vocabulary import Cause, Resource
 
 

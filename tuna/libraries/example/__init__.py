@@ -9,19 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tuna.configs import Config
-from tuna.libraries.base import (
-    DeviceReport,
-    Environment,
-    Library,
-    RunContext,
-    Solver,
-    Step,
-    StepResult,
-    Trial,
-    WorkItem,
-    result_of,
-    tail,
-)
+from tuna.libraries.base import Environment, Library, Solver, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.sandbox.processes import run
 from tuna.vocabulary import Cause, Resource
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from tuna.configs import Config
 from tuna.configs import problem_key as keys
-from tuna.libraries.base import ArtifactStore, Solver, canonical_name
+from tuna.libraries.base import Solver, canonical_name
+from tuna.libraries.context import ArtifactStore
 from tuna.libraries.miopen import kernels, names
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key

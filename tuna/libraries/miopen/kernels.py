@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from tuna.libraries.base import ArtifactStore, CodeObject
+from tuna.libraries.context import ArtifactStore
+from tuna.libraries.items import CodeObject
 
 #: No code object is larger; a blob that claims more is refused before it is unpacked.
 MAX_BYTES = 1 << 30

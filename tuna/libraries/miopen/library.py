@@ -21,19 +21,9 @@ import structlog
 
 from tuna.configs import BatchNormConfig, Config, ConvConfig, from_json, problem_key
 from tuna.errors import BadInput, ServiceError
-from tuna.libraries.base import (
-    DeviceReport,
-    Environment,
-    Library,
-    RunContext,
-    Solver,
-    Step,
-    StepResult,
-    Trial,
-    WorkItem,
-    result_of,
-    tail,
-)
+from tuna.libraries.base import Environment, Library, Solver, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place

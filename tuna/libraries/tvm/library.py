@@ -14,19 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tuna.configs import Config
-from tuna.libraries.base import (
-    DeviceReport,
-    Environment,
-    Library,
-    RunContext,
-    Solver,
-    Step,
-    StepResult,
-    Trial,
-    WorkItem,
-    result_of,
-    tail,
-)
+from tuna.libraries.base import Environment, Library, Solver, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.solvers import TABLE
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env

@@ -1,0 +1,46 @@
+"""What a worker lends a library while a step runs: artifacts, scratch, cores, the device, and whether to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+class ArtifactStore(Protocol):
+    """Where compiled code lives, addressed by the SHA-256 of its bytes."""
+
+    def put(self, data: bytes) -> str:
+        """Store `data` and return its SHA-256; raises StorageFull when there is no room, and leaves nothing behind."""
+
+    def path(self, digest: str) -> Path:
+        """A local file with the verified bytes; raises KeyError if it is gone or its bytes differ from the hash."""
+
+    def get(self, digest: str) -> bytes:
+        """The verified bytes; raises KeyError if they are gone or differ from the hash."""
+
+
+@dataclass(frozen=True)
+class DeviceHandle:
+    """The device that a step on `Resource.DEVICE` may use, and how a child process gets to see it alone."""
+
+    id: str  #: for people and locks, such as `GPU-5d5ba0d6` or `cpu3`
+    uuid: str = ""  #: as its driver names it; empty for cores
+    variables: Mapping[str, str] = field(default_factory=dict)  #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
+    cpus: tuple[int, ...] = ()  #: cores that measure with it, or that are it
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a worker lends a library while a step runs."""
+
+    artifacts: ArtifactStore
+    scratch: Path  #: private to this process, removed when it ends
+    cpus: tuple[int, ...]  #: cores that the step may use
+    device: DeviceHandle | None = None  #: None for steps on a CPU
+    cancelled: Callable[[], bool] = _never  #: true once nobody wants the results any more; the sandbox polls it

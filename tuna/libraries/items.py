@@ -1,0 +1,132 @@
+"""Work items and results: what travels between the coordinator and a worker, as JSON, checked where it arrives."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from tuna.vocabulary import Cause
+
+#: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
+WIRE_VERSION = 3
+#: A cause's output tail is cut to this many characters before it travels.
+TAIL_CHARS = 4000
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+def _no_half_characters(text: Any) -> Any:
+    """Half of a surrogate pair, which a program may print and JSON may hold, cannot be sent on."""
+    return text if not isinstance(text, str) or text.isascii() else text.encode(errors="replace").decode()
+
+
+def _known(value: Any) -> Any:
+    """What is not finite is not known."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# What the columns of the database can hold: one value that does not fit would lose the results beside it.
+_Version = Annotated[int, Field(ge=WIRE_VERSION, le=WIRE_VERSION)]
+_Id = Annotated[int, Field(ge=0, lt=2**63)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Digest = Annotated[str, Field(max_length=64)]
+_Name = Annotated[str, Field(max_length=255)]
+_Long = Annotated[str, Field(max_length=1 << 20)]
+_Output = Annotated[str, BeforeValidator(_no_half_characters)]
+_Known = Annotated[float | None, BeforeValidator(_known)]
+#: Seconds since the epoch, up to the year 2242.
+_Moment = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
+
+
+class Candidate(_Wire):
+    """A built candidate that is to be measured."""
+
+    index: _Count
+    artifact: _Digest | None = None  #: SHA-256 of the compiled code in the artifact store
+
+
+class WorkItem(_Wire):
+    """All that a worker needs for one step of one job."""
+
+    version: _Version = WIRE_VERSION
+    job_id: int
+    attempt: int  #: fencing token: a result of another attempt is refused
+    session_id: int
+    library: str
+    step: str
+    solver: str
+    config: dict[str, Any]  #: `Config.to_json()`
+    target: str = ""  #: the session's `Environment.target`
+    seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
+    options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
+    candidates: tuple[Candidate, ...] = ()  #: what the steps before built
+    known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
+
+
+class Trial(_Wire):
+    """One candidate as far as the step got with it. A failed one has a cause."""
+
+    index: _Count
+    params: _Long | None = None  #: text form of the point in the solver's space (set by the step that proposes)
+    artifact: _Digest | None = None
+    cause: Cause | None = None
+    output_tail: _Output = ""
+    times_ms: tuple[float, ...] = ()  #: every repeat of the measurement
+    time_ms: float | None = None  #: median of the repeats; None until measured
+    max_error: _Known = None  #: largest error relative to the reference's largest magnitude
+    build_s: _Known = None
+
+
+class DeviceReport(_Wire):
+    """The device that a result was measured on, as the worker saw it."""
+
+    name: _Name
+    peak_gflops: _Known = None  #: measured in this worker, fp32
+
+
+class CodeObject(_Wire):
+    """Compiled code that a result needs at run time, as the library's loader asks for it."""
+
+    artifact: _Digest  #: SHA-256 of the code in the artifact store
+    name: Annotated[str, Field(max_length=1024)] = ""  #: empty: exporters give it one
+    args: _Long = ""
+
+
+class StepResult(_Wire):
+    """Everything that one attempt at a step found."""
+
+    version: _Version = WIRE_VERSION
+    job_id: _Id
+    attempt: _Count
+    step: str
+    ok: bool
+    cause: Cause | None = None
+    output_tail: _Output = ""
+    reproduce: _Long = ""  #: command line that repeats the attempt when pasted
+    trials: tuple[Trial, ...] = ()
+    workspace_bytes: _Id = 0
+    algorithm: Annotated[str, Field(max_length=64)] = ""  #: as the library names it; empty: the solver's family
+    problem_key: _Name = ""  #: the library's own name of the config, where it is not the one that Tuna would give it
+    #: what the best trial needs at run time; None: the artifact of that trial
+    kernels: tuple[CodeObject, ...] | None = None
+    #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
+    workload: _Digest | None = None
+    device: DeviceReport | None = None
+    simulated: bool = False  #: the times come from a stand-in that pretends, not from a device
+    started_at: _Moment = 0.0  #: seconds since the epoch, worker's clock
+    ended_at: _Moment = 0.0
+    busy_s: _Moment = 0.0  #: seconds during which the step's resource did the job's own work
+
+
+def result_of(item: WorkItem, **facts: Any) -> StepResult:
+    """The result of an attempt at `item`."""
+    return StepResult(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
+
+
+def tail(text: str) -> str:
+    """The end of `text`, cut to what may travel in a result."""
+    return text[-TAIL_CHARS:]

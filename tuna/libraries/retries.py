@@ -1,0 +1,43 @@
+"""What becomes of a job whose attempt failed: one policy for each cause, which a library may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from tuna.vocabulary import Cause
+
+
+class Again(str, Enum):
+    """Whether and where a failed attempt is repeated."""
+
+    NEVER = "never"  #: permanent: the same would come out
+    ANYWHERE = "anywhere"  #: on whichever worker is free first
+    ELSEWHERE = "elsewhere"  #: on another worker than the one that failed, while there is one
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What follows a failed attempt."""
+
+    again: Again = Again.ANYWHERE
+    first_step: bool = False  #: go back to the job's first step: what it made is gone
+    charged: bool = True  #: counts against TUNA_MAX_ATTEMPTS
+    delay_s: float = 0.0  #: before the first repetition
+    backoff: float = 2.0  #: factor by which the delay grows with each further failure
+    max_delay_s: float = 600.0
+
+    def wait_s(self, failures: int) -> float:
+        """Seconds to wait before the attempt that follows `failures` failed ones (1 or more)."""
+        return min(self.max_delay_s, self.delay_s * self.backoff ** (failures - 1)) if self.delay_s else 0.0
+
+
+#: The same code would be built and answer the same; a lost artifact is compiled again; the rest is tried again.
+DEFAULT_RETRIES: Mapping[Cause, Retry] = {
+    **{cause: Retry() for cause in Cause},
+    Cause.BUILD_ERROR: Retry(Again.NEVER),
+    Cause.WRONG_RESULT: Retry(Again.NEVER),
+    Cause.NOT_APPLICABLE: Retry(Again.NEVER),
+    Cause.ARTIFACT_LOST: Retry(first_step=True),
+}
