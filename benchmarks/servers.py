@@ -26,7 +26,7 @@ def home(kind: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name, contextlib.ExitStack() as stack:
         for variable in [v for v in os.environ if v.startswith(("TUNA_", "CELERY_"))]:
             del os.environ[variable]
-        os.environ["TUNA_HOME"] = name
+        os.environ |= {"TUNA_HOME": name, "TUNA_SIMULATED": "1"}  # the library noop, the stand-in for fin
         if kind == "mariadb":
             try:
                 os.environ["TUNA_DB_URL"] = stack.enter_context(mariadb_server(defaults=_DOCKER / "mariadb.cnf"))

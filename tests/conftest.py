@@ -24,6 +24,7 @@ from tuna.settings import get_settings
 from tuna.testing.rocm import install
 from tuna.testing.servers import find, mariadb_server, wait_until
 
+os.environ["TUNA_SIMULATED"] = "1"  # the library noop
 # A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,6 +92,7 @@ def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
     get_settings.cache_clear()
     (tmp_path / "home").mkdir()
     yield tmp_path / "home"
@@ -118,10 +120,13 @@ def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., End
 
 @pytest.fixture()
 def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings then name."""
+    """`rocm(num_cu=120, options={...})`: a ROCm tree with the double of fin, which the settings then name.
+
+    It bears no mark, so that its results are taken for real ones, unless `marked=True`.
+    """
 
     def make(**facts: Any) -> Path:
-        for name, value in install(tmp_path / "rocm", **facts).items():
+        for name, value in install(tmp_path / "rocm", **{"marked": False, **facts}).items():
             monkeypatch.setenv(name, value)
         get_settings.cache_clear()
         visible_gpu.cache_clear()

@@ -118,6 +118,11 @@ class Settings(BaseSettings):
         "WARNING", description="level of the log on stderr"
     )
     log_format: Literal["text", "json"] = Field("text", description="json: one object a line, as logstash takes them")
+    simulated: bool = Field(
+        False,
+        description="allow what only pretends to measure: the library noop and the stand-in for fin. Their results are "
+        "marked, and refused by golden",
+    )
     allow_exec: bool = Field(False, description="whether a worker here runs what `go_fish.py --exec` asks it to")
 
     @classmethod

@@ -19,7 +19,7 @@ def test_the_tree_works_without_any_environment(tmp_path: Path) -> None:
     variables = rocm.install(
         *(tmp_path / "ro cm's", "gfx90a", 104), options={"gpus": 2}, recordings=Path(applies["TUNA_FIN_RECORDINGS"])
     )
-    assert variables.keys() == {"TUNA_ROCM_PATH", "TUNA_FIN"}
+    assert variables.keys() == {"TUNA_ROCM_PATH", "TUNA_FIN", "TUNA_SIMULATED"}
     root = Path(variables["TUNA_ROCM_PATH"])
     (tmp_path / "in").write_text(json.dumps([job("applicability", arch="gfx90a", num_cu=104)]))
     command = [variables["TUNA_FIN"], "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]

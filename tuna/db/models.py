@@ -324,6 +324,7 @@ class FindDb(Base):
     problem_key: Mapped[str | None] = _text(255)  #: as the library named it, where that is not the config's own
     trial_number: Mapped[int | None]
     source: Mapped[str | None] = _text(255)  #: the file it was imported from, with its SHA-256
+    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: timed by a stand-in
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = _table(UniqueConstraint("session_id", "config_id", "solver_id"))

@@ -26,6 +26,10 @@ _FAULTS = {
     ),
     "time": ("have no positive time, so nobody measured them", "measure these layers: load jobs for them, then run"),
     "origin": ("have neither a job nor a file they were imported from", "measure these layers in a session"),
+    "simulated": (
+        "were timed by a stand-in, not by a device",
+        "tune on a machine with the device, without TUNA_SIMULATED",
+    ),
     "imported": ("were imported, not measured", "to release them all the same, add --allow_imported"),
     "job": ("belong to jobs that are not evaluated", "work through the session first: tuna run"),
     "trial": ("rest on a candidate that failed when it was last measured", "measure these layers again"),
@@ -114,6 +118,7 @@ def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[An
         (sa.not_(known), "environment"),
         (sa.or_(FindDb.time_ms.is_(None), sa.not_(possible)), "time"),
         (sa.and_(FindDb.job_id.is_(None), sa.not_(imported)), "origin"),
+        (FindDb.simulated, "simulated"),
         (imported, None if allow_imported else "imported"),
         (Job.state != EVALUATED, "job"),
         (Trial.cause.is_not(None), "trial"),

@@ -1,26 +1,43 @@
-"""Which libraries are installed: entry points of the group `tuna.libraries`, loaded when they are asked for."""
+"""Which libraries are installed: entry points of the group `tuna.libraries`, loaded when they are asked for.
+
+Those of the group `tuna.libraries.simulated` only pretend to measure, and are there with TUNA_SIMULATED=1 alone.
+"""
 
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import Library
+from tuna.settings import get_settings
+
+GROUP = "tuna.libraries"
+SIMULATED_GROUP = "tuna.libraries.simulated"
 
 
 def names() -> list[str]:
-    """The names of all installed libraries, sorted."""
-    return sorted(point.name for point in entry_points(group="tuna.libraries"))
+    """The names of all libraries that may be used here, sorted."""
+    return sorted(_points())
 
 
 @functools.cache
 def get_library(name: str) -> Library:
     """This process's instance of the library; raises NotFound with the names there are."""
-    for point in entry_points(group="tuna.libraries", name=name):
-        try:
-            library: Library = point.load()()
-        except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
-            raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
-        return library
-    raise NotFound(f"There is no library {name!r}.", hint=f"installed: {', '.join(names())}")
+    points = _points()
+    if name not in points:
+        if entry_points(group=SIMULATED_GROUP, name=name):
+            raise NotFound(
+                f"The library {name} only pretends to measure.", hint="to use it all the same: TUNA_SIMULATED=1"
+            )
+        raise NotFound(f"There is no library {name!r}.", hint=f"installed: {', '.join(sorted(points))}")
+    try:
+        library: Library = points[name].load()()
+    except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
+        raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    return library
+
+
+def _points() -> dict[str, EntryPoint]:
+    groups = (GROUP, SIMULATED_GROUP) if get_settings().simulated else (GROUP,)
+    return {point.name: point for group in groups for point in entry_points(group=group)}

@@ -86,6 +86,7 @@ class Winners:
                     "problem_key": result.problem_key or None,
                     "trial_number": fastest.index,
                     "source": None,
+                    "simulated": result.simulated,
                     "workload": workload,
                     "updated_at": utc_now(),
                 }

@@ -1,4 +1,4 @@
-"""A library that does nothing, to measure and test the pipeline by itself. It tunes nothing and says so."""
+"""A library that does nothing, to measure and test the pipeline by itself. Its results are marked as simulated."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class NoopLibrary(Library):
                 cause=Cause.RUN_ERROR if failed else None,
                 output_tail="it said \"no\" and 'never'" if failed else "",
                 trials=trials if item.options.get("trials") else (),
+                simulated=True,
                 started_at=started_at,
                 ended_at=time.time(),
             )

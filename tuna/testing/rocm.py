@@ -39,11 +39,13 @@ def install(
     gpus: int = 1,
     options: dict[str, Any] | None = None,
     recordings: Path | None = None,
+    marked: bool = True,
 ) -> dict[str, str]:
     """Write the tree and return the environment variables that make Tuna use it.
 
     `options` are those of `tuna.testing.fin_options`; `recordings` is a folder with answers of a real fin. Both can be
-    changed by installing again. Raises ValueError for an unknown option.
+    changed by installing again. What the double times is marked as simulated; `marked=False` leaves the mark out, for
+    tests of what becomes of real results. Raises ValueError for an unknown option.
     """
     folder = folder.absolute()
     checked = fin_options.checked({"gpus": gpus, **(options or {})})
@@ -56,13 +58,19 @@ def install(
     exports = "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     _write(settings, json.dumps(checked, indent=1))
     _write(folder / "bin" / "fin", f'#!/bin/sh\n{exports}exec {command} "$@"\n', mode=0o755)
+    mark = folder / "bin" / "fin.simulated"
+    if marked:
+        _write(mark, "The program fin beside this file is Tuna's stand-in, which only pretends to measure.\n")
+    else:
+        mark.unlink(missing_ok=True)
     info = rocminfo_text(arch, num_cu, gpus)
     _write(folder / "bin" / "rocminfo", f"#!/bin/sh\ncat <<'END_OF_INFO'\n{info}END_OF_INFO\n", mode=0o755)
     _write(folder / ".info" / "version", f"{rocm}\n")
     words = zip(("MAJOR", "MINOR", "PATCH", "TWEAK"), [*miopen.split("."), tweak], strict=True)
     header = "".join(f"#define MIOPEN_VERSION_{name} {value}\n" for name, value in words)
     _write(folder / "include" / "miopen" / "version.h", f"// clang-format off\n{header}// clang-format on\n")
-    return {"TUNA_ROCM_PATH": str(folder), "TUNA_FIN": str(folder / "bin" / "fin")}
+    switch = {"TUNA_SIMULATED": "1"} if marked else {}
+    return {"TUNA_ROCM_PATH": str(folder), "TUNA_FIN": str(folder / "bin" / "fin"), **switch}
 
 
 def rocminfo_text(arch: str, num_cu: int, gpus: int) -> str:

@@ -68,7 +68,17 @@ def program() -> Path:
             f"There is no program {path} (fin, which tunes MIOpen).",
             hint="install fin into /opt/rocm/bin, or set TUNA_FIN to its path",
         )
+    if is_simulated(path) and not settings.simulated:
+        raise LibraryMissing(
+            f"{path} is Tuna's stand-in for fin, which only pretends to measure.",
+            hint="to try MIOpen without a GPU set TUNA_SIMULATED=1; its results are marked as simulated",
+        )
     return path
+
+
+def is_simulated(path: Path) -> bool:
+    """Whether the program at `path` is the stand-in of `tuna.testing.rocm`, which leaves a mark beside it."""
+    return path.with_name(f"{path.name}.simulated").exists()
 
 
 def call(

@@ -1,0 +1,16 @@
+"""Results that a stand-in timed are marked.
+
+Revision: 0007
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("find_db", sa.Column("simulated", sa.Boolean(), server_default=sa.false(), nullable=False))
