@@ -1,0 +1,167 @@
+"""A database that the first release made, with work in flight, is upgraded, exports the same bytes, and goes on.
+
+`tests/assets/first_release/README.md` says how the database and the exports were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from tuna.settings import get_settings
+
+ASSETS = Path(__file__).parents[1] / "assets" / "first_release"
+ROWS = {
+    "session": 5,
+    "environment": 5,
+    "config": 11,
+    "config_tag": 9,
+    "model": 1,
+    "framework": 1,
+    "model_config": 4,
+    "job": 52,
+    "step_result": 114,
+    "trial": 70,
+    "find_db": 34,
+    "find_db_kernel": 27,
+    "kernel": 27,
+    "golden": 2,
+    "golden_entry": 43,
+    "golden_kernel": 44,
+    "device": 4,
+    "token": 1,
+    "worker": 1,
+}
+VALUES = (
+    "SELECT namespace, secret FROM installation",
+    "SELECT id, session_id, state, step, attempt, cause FROM job ORDER BY id",
+    "SELECT id, job_id, step, attempt, cause FROM step_result ORDER BY id",
+    "SELECT id, params, time_ms FROM trial ORDER BY id",
+    "SELECT id, time_ms, params FROM find_db ORDER BY id",
+    "SELECT digest, kernel.blob FROM kernel ORDER BY digest",
+    "SELECT version, state FROM golden ORDER BY version",
+    "SELECT id, time_ms, params FROM golden_entry ORDER BY id",
+)
+#: The machine of session 2, as the stand-in for fin shows it.
+MACHINE = {"arch": "gfx90a", "num_cu": 104, "rocm": "6.2.0-66", "miopen": "3.3.0", "tweak": "2d1fd997"}
+
+TypeIn = Callable[..., Any]
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of a file, or its text where that is short.
+
+    Without the four bytes in which an SQLite file names the version of SQLite that wrote it.
+    """
+    data = path.read_bytes()
+    if path.name.endswith(".txt") and len(data) < 3000:
+        return data.decode()
+    if data.startswith(b"SQLite format 3\0"):
+        data = data[:96] + bytes(4) + data[100:]
+    return hashlib.sha256(data).hexdigest()
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Of all files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): fingerprint(path) for path in files}
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
+    """An engine on the first release's database, which the settings name."""
+    if request.param == "sqlite":
+        (home / "tuna.sqlite").write_bytes(lzma.decompress((ASSETS / "tuna.sqlite.xz").read_bytes()))
+        yield sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}", poolclass=sa.NullPool)
+        return
+    base = sa.make_url(request.getfixturevalue("mariadb_url"))
+    url = base.set(database=f"tuna_{uuid.uuid4().hex[:12]}")
+    server, engine = (sa.create_engine(each, poolclass=sa.NullPool) for each in (base, url))
+    with server.begin() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {url.database}")
+    load(engine, lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode())
+    monkeypatch.setenv("TUNA_DB_URL", url.render_as_string(hide_password=False))
+    get_settings.cache_clear()
+    yield engine
+    with server.begin() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {url.database}")
+
+
+def load(engine: sa.Engine, dump: str) -> None:
+    """Run the statements of a dump, which has no line end within a value."""
+    with engine.connect().execution_options(no_parameters=True) as connection:
+        for statement in dump.split(";\n"):
+            if statement.strip():
+                connection.exec_driver_sql(statement)
+        connection.commit()
+
+
+def rows(engine: sa.Engine, query: str) -> list[tuple[Any, ...]]:
+    """The rows of a query."""
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(query)]
+
+
+def good(type_in: TypeIn, *words: object) -> str:
+    """What a command prints that ends well."""
+    ended = type_in("tuna", *words)
+    assert ended.code == 0, (words, ended)
+    return str(ended.out)
+
+
+def test_an_upgrade_loses_nothing(database: sa.Engine, type_in: TypeIn) -> None:
+    before = {query: rows(database, query) for query in VALUES}
+    assert "schema 0004 -> " in good(type_in, "db", "upgrade")
+    assert {table: rows(database, f"SELECT count(*) FROM {table}")[0][0] for table in ROWS} == ROWS
+    for query in VALUES:
+        assert rows(database, query) == before[query]
+
+
+def test_exports_are_byte_equal(database: sa.Engine, type_in: TypeIn, tmp_path: Path) -> None:
+    good(type_in, "db", "upgrade")
+    exports = json.loads((ASSETS / "exports.json").read_text())
+    assert len(exports) > 20
+    for number, (words, expected) in enumerate(exports.items()):
+        good(type_in, "export", *words.split(), "-d", tmp_path / str(number))
+        assert fingerprints(tmp_path / str(number)) == expected, words
+
+
+def test_the_work_goes_on(
+    database: sa.Engine,
+    type_in: TypeIn,
+    rocm: Callable[..., Path],
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    socket = redis_client.connection_pool.connection_kwargs["path"]
+    monkeypatch.setenv("TUNA_BROKER_URL", f"redis+socket://{socket}")
+    monkeypatch.setenv("TUNA_REDIS_URL", f"unix://{socket}")
+    rocm(**MACHINE)
+    good(type_in, "db", "upgrade")
+    measured = rows(database, "SELECT id, attempt FROM job WHERE state = 'evaluated' ORDER BY id")
+    assert good(type_in, "retry", "--session-id", 2).startswith("session 2: 4 jobs try again")
+    # In a process of its own, since Celery keeps the first broker of a process.
+    line = [sys.executable, "-m", "tuna", "run", "--session-id", "2"]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    assert ended.returncode == 0, ended
+    (session,) = json.loads(good(type_in, "status", "--session-id", 2, "--json"))
+    assert session["jobs"] == {"canceled": 2, "evaluated": 21}
+    assert set(measured) < set(rows(database, "SELECT id, attempt FROM job WHERE state = 'evaluated'"))
+    assert "ConvAsm3x3U" in Path(good(type_in, "report", "--session-id", 2, "-o", "report.html").strip()).read_text()
+    assert "40 entries" in good(type_in, "golden", "build", 2, "--session-id", 2, "--base", 1, "--overwrite")
+    listed = json.loads(good(type_in, "golden", "list", "--json"))
+    assert [(one["version"], one["state"], one["current"]) for one in listed] == [
+        (1, "promoted", True),
+        (2, "draft", False),
+    ]
