@@ -10,6 +10,7 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
+from tuna.pipeline.diagram import mermaid
 from tuna.settings import Settings
 from tuna.vocabulary import Cause, State
 
@@ -38,6 +39,12 @@ def test_each_cause_is_in_the_documents(cause: Cause) -> None:
 @pytest.mark.parametrize("state", State)
 def test_each_state_is_in_the_documents(state: State) -> None:
     assert re.search(rf"\b{state.value}\b", ARCHITECTURE)
+
+
+def test_the_drawing_of_the_states_is_made_from_the_transition_table() -> None:
+    drawn = re.search(r"```mermaid\n(.*?)\n```", ARCHITECTURE, re.DOTALL)
+    assert drawn is not None
+    assert drawn[1] == mermaid(), "run: python -m tuna.pipeline.diagram"
 
 
 @pytest.mark.parametrize("table", Base.metadata.tables)
