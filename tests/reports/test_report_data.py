@@ -131,7 +131,7 @@ def test_a_session_without_anything_has_empty_figures(build: DatabaseBuilder) ->
 
 def test_a_config_that_this_version_cannot_read_is_shown_without_rates(build: DatabaseBuilder) -> None:
     session, config = build.session(), build.config(CONV)
-    build.connection.execute(sa.update(models.Config).values(driver="./bin/MIOpenDriver newkind -n 1"))
+    build.connection.execute(sa.update(models.Config).values(json='{"kind": "newkind", "n": 1}'))
     build.winner(session, config, build.solver("A"), 1.0)
     (layer,) = read_figures(build.connection, session).layers
     assert (layer.flops, layer.peak_share) == (None, None)

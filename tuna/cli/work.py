@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from tuna.cli import actions, options
-from tuna.errors import BadInput, NotFound
+from tuna.errors import NotFound
 
 
 @click.command()
@@ -95,7 +95,7 @@ def reproduce(
     Failed jobs print this command line ready to paste.
     """
     from tuna.cli.console import print_json, print_table
-    from tuna.configs import parse_line
+    from tuna.configs import read_one
     from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
     from tuna.pipeline.local_run import run_steps
@@ -103,9 +103,7 @@ def reproduce(
     tuned = get_library(library)
     if solver not in [known.name for known in tuned.solvers()]:
         raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
-    configs = parse_line(driver)
-    if len(configs) != 1:
-        raise BadInput("The layer must have one direction.", hint="give it with -F 1, 2 or 4")
+    layer = read_one(driver)
     item = WorkItem(
         job_id=1,
         attempt=1,
@@ -113,7 +111,7 @@ def reproduce(
         library=library,
         step=last,
         solver=solver,
-        config=configs[0].to_json(),
+        config=layer.to_json(),
         target=tuned.environment().target if target is None else target,
         seed=seed,
         options=options.job_options(pairs, None),
@@ -133,9 +131,7 @@ def reproduce(
         )
         for trial in final.trials
     ]
-    print_table(
-        f"{final.step}: {configs[0].label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1)
-    )
+    print_table(f"{final.step}: {layer.label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1))
     if not final.ok:
         click.echo(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
     return 0 if final.ok else 1
