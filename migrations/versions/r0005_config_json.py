@@ -7,13 +7,12 @@ import sqlalchemy as sa
 from alembic import op
 
 from tuna.configs import parse_line
+from tuna.db import batches
 
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
-
-_BATCH = 5000
 
 
 def upgrade() -> None:
@@ -36,7 +35,12 @@ def _fill_json() -> None:
     update = sa.update(config).where(config.c.id == sa.bindparam("of")).values(json=sa.bindparam("text"))
     connection, last = op.get_bind(), 0
     while True:
-        some = sa.select(config.c.id, config.c.driver).where(config.c.id > last).order_by(config.c.id).limit(_BATCH)
+        some = (
+            sa.select(config.c.id, config.c.driver)
+            .where(config.c.id > last)
+            .order_by(config.c.id)
+            .limit(batches.IN_LIST)
+        )
         rows = connection.execute(some).all()
         if not rows:
             return
