@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -167,3 +170,15 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
         for _ in range(2):
             with pytest.raises(BadInput, match=f"the kind of config {name} cannot be loaded: .*{reason}"):
                 plugins.get(name)
+
+
+def test_the_kind_in_the_documents_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kinds.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r'`(\{"kind".*?\})`', page)
+    (tmp_path / "documented_kind.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with registered(importlib.import_module("documented_kind").KIND):
+        config = read_one(line)
+        assert (config.label, config.flops) == ("softmax 128x1000 fp32", 512_000)
+        assert read_one(config.text()) == config

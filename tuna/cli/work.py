@@ -69,6 +69,18 @@ def _session(session_id: int) -> str:
         return session_text(session_id, sessions.get(connection, session_id).environment)
 
 
+def _body(digest: str | None) -> bytes | None:
+    """The body of a layer that has one, from the database."""
+    if digest is None:
+        return None
+    from tuna.cli.database import open_database
+    from tuna.db import configs
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return configs.body(connection, digest)
+
+
 @click.command()
 @click.argument("driver")
 @click.option("--library", required=True)
@@ -90,7 +102,9 @@ def reproduce(
     target: str | None,
     as_json: bool,
 ) -> int:
-    """Repeat a job of the layer DRIVER, or one candidate of it, here and now; nothing is stored.
+    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one candidate of it.
+
+    It is done here and now, and nothing is stored.
 
     Failed jobs print this command line ready to paste.
     """
@@ -112,11 +126,12 @@ def reproduce(
         step=last,
         solver=solver,
         config=layer.to_json(),
+        body=layer.body_digest,
         target=tuned.environment().target if target is None else target,
         seed=seed,
         options=options.job_options(pairs, None),
     )
-    results = run_steps(tuned, item, last, index)
+    results = run_steps(tuned, item, last, index, _body(item.body))
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
