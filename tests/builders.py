@@ -15,9 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.configs import Config as Layer
-from tuna.configs import ConvConfig as ConvLayer
-from tuna.configs import parse_line, problem_key
-from tuna.db import models
+from tuna.configs import parse_line
+from tuna.db import configs, models
 from tuna.db.models import Base
 
 START = datetime(2026, 3, 2, 9, 30, tzinfo=timezone.utc)
@@ -89,18 +88,9 @@ class DatabaseBuilder:
         return int(config_id)
 
     def _new_config(self, config: Layer) -> int:
-        config_id = self.insert(
-            models.Config,
-            key=config.key,
-            kind=config.kind,
-            driver=config.driver(),
-            label=config.label,
-            problem_key=problem_key.text_of(config),
-            created_at=self.clock,
-        )
-        model = models.ConvConfig if isinstance(config, ConvLayer) else models.GemmConfig
-        self.insert(model, config_id=config_id, **{k: v for k, v in config.to_json().items() if k != "kind"})
-        return int(config_id)
+        (config_id,) = configs.store(self.connection, [config], None).ids
+        assert config_id is not None
+        return config_id
 
     def solver(self, name: str, library: str = "tvm", algorithm: str = "Direct", tunable: bool = True) -> int:
         """The row of a solver, made if it is new."""

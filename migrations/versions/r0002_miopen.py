@@ -6,9 +6,10 @@ Revision: 0002
 import sqlalchemy as sa
 from alembic import op
 
-from tuna.configs import ConvConfig, parse_line, problem_key
+from tuna.configs import ConvConfig, parse_line
 from tuna.db.models import TABLE_OPTIONS as MYSQL
 from tuna.db.types import BigId, LongText, UtcDateTime
+from tuna.libraries.miopen import problem_key
 
 revision = "0002"
 down_revision = "0001"

@@ -16,9 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from shared_data import shared_data
 
-from tuna.configs import ConvConfig, DataType, Direction, parse_file, parse_line, parse_lines, problem_key
-from tuna.configs.problem_key import PERF_FIELDS, NoKey, PerfKey, conv_from_perf, from_conv, to_conv
+from tuna.configs import ConvConfig, DataType, Direction, parse_file, parse_line, parse_lines
 from tuna.errors import BadInput
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.problem_key import PERF_FIELDS, NoKey, PerfKey, conv_from_perf, from_conv, to_conv
 
 KEY = "64-28-30-3x5-128-14-30-16-1x2-2x1-1x1-0-NCHW-FP32-F"
 COMMAND = "./bin/MIOpenDriver conv -n 16 -c 64 -H 28 -W 30 -k 128 -y 3 -x 5 -p 1 -q 2 -u 2 -v 1 -F 1"

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_data import shared_data
 
-from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, naming, perf_db, perf_text
 from tuna.exports.check import Findings, check
@@ -22,6 +21,7 @@ from tuna.exports.find_db import FindItem
 from tuna.exports.kernel_db import KernelRecord
 from tuna.exports.merge import merge
 from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.miopen.problem_key import PerfKey
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, tuned_network
 from shared_data import shared_data
 
-from tuna.configs import problem_key
 from tuna.db import models, schema
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import NotFound
 from tuna.exports import Form, export, find_db, naming, perf_db
 from tuna.exports.importer import import_db
+from tuna.libraries.miopen import problem_key
 
 #: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three dimensions.
 LAYERS = (

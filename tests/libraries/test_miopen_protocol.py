@@ -12,10 +12,10 @@ import pytest
 from shared_data import shared_data
 
 from tuna.artifacts import Artifacts
-from tuna.configs import ConvConfig, from_json, parse_line, problem_key
+from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
 from tuna.libraries.base import canonical_name
-from tuna.libraries.miopen import answers, kernels, names, request
+from tuna.libraries.miopen import answers, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.kernels import BadKernel
 from tuna.vocabulary import Cause

@@ -14,8 +14,9 @@ from tvm_bench import Bench
 from tvm_layers import DEPTHWISE, DILATION, GROUPS, LAST, ODD, POINT, STRIDE, THREE, THREE_LAST, conv, gemm
 
 from tuna.configs import Config, ConvConfig, GemmConfig
+from tuna.libraries import reference
 from tuna.libraries.base import Environment
-from tuna.libraries.tvm import TvmLibrary, reference
+from tuna.libraries.tvm import TvmLibrary
 from tuna.libraries.tvm.solvers import TABLE
 
 ANYWHERE = Environment("tvm", "1", "x86", 1, "t")
@@ -170,7 +171,8 @@ import json, sys
 import numpy as np
 import tvm
 from tuna.configs import from_json
-from tuna.libraries.tvm import reference, workloads
+from tuna.libraries import reference
+from tuna.libraries.tvm import workloads
 def kernel(config):
     return tvm.tirx.build(workloads.make(sys.argv[1], config), target=tvm.target.Target({"kind": "llvm"}))["main"]
 big, *configs = map(from_json, json.loads(sys.argv[2]))

@@ -5,15 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import softmax_kind
 import sqlalchemy as sa
 from builders import DRIVERS, START, DatabaseBuilder, tuned_network
 from hypothesis import given
 from hypothesis import strategies as st
+from softmax_kind import Softmax
 
 from tuna.configs import parse_line
 from tuna.db import models
 from tuna.errors import NotFound
 from tuna.reports.queries import best_so_far, read_figures
+from tuna.testing.kinds import registered
 
 CONV, GEMM = DRIVERS[1], DRIVERS[5]
 
@@ -131,12 +134,23 @@ def test_a_session_without_anything_has_empty_figures(build: DatabaseBuilder) ->
 
 def test_a_config_that_this_version_cannot_read_is_shown_without_rates(build: DatabaseBuilder) -> None:
     session, config = build.session(), build.config(CONV)
-    build.connection.execute(sa.update(models.Config).values(driver="./bin/MIOpenDriver newkind -n 1"))
+    build.connection.execute(sa.update(models.Config).values(json='{"kind": "newkind", "n": 1}'))
     build.winner(session, config, build.solver("A"), 1.0)
     (layer,) = read_figures(build.connection, session).layers
     assert (layer.flops, layer.peak_share) == (None, None)
     assert layer.best is not None
     assert (layer.best.time_ms, layer.best.gflops) == (1.0, None)
+
+
+def test_a_kind_that_somebody_brings_has_rates_too(build: DatabaseBuilder) -> None:
+    layer = Softmax(128, 1000)
+    with registered(softmax_kind.KIND):
+        session, config = build.session(), build.config(layer)
+        build.winner(session, config, build.solver("A"), 0.5)
+        (figures,) = read_figures(build.connection, session).layers
+    assert (figures.label, figures.driver, figures.flops) == (layer.label, layer.json_text(), layer.flops)
+    assert figures.best is not None
+    assert figures.best.gflops == pytest.approx(layer.flops / 0.5e-3 / 1e9)
 
 
 @given(st.lists(st.tuples(st.none() | st.datetimes(), st.integers(0, 9), st.floats(1e-3, 1e3)), max_size=30))

@@ -18,8 +18,8 @@ import pytest
 from fin_calls import ABORTED, Fin, code_of, record, succeeded
 from shared_data import shared_data
 
-from tuna.configs import problem_key
 from tuna.configs.conv import COMMANDS, ConvConfig
+from tuna.libraries.miopen import problem_key
 from tuna.testing.fin_problem import Problem
 
 RECORDED = [

@@ -28,7 +28,7 @@ def init_session(library: str, reason: str) -> None:
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
 def import_configs(file: Path, tag: str, strict: bool) -> None:
-    """Import layers from FILE, one MIOpenDriver command a line."""
+    """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line."""
     transfer.import_configs(file, tag, strict=strict)
 
 

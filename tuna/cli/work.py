@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from tuna.cli import actions, options
-from tuna.errors import BadInput, NotFound
+from tuna.errors import NotFound
 
 
 @click.command()
@@ -69,6 +69,18 @@ def _session(session_id: int) -> str:
         return session_text(session_id, sessions.get(connection, session_id).environment)
 
 
+def _body(digest: str | None) -> bytes | None:
+    """The body of a layer that has one, from the database."""
+    if digest is None:
+        return None
+    from tuna.cli.database import open_database
+    from tuna.db import configs
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return configs.body(connection, digest)
+
+
 @click.command()
 @click.argument("driver")
 @click.option("--library", required=True)
@@ -90,12 +102,14 @@ def reproduce(
     target: str | None,
     as_json: bool,
 ) -> int:
-    """Repeat a job of the layer DRIVER, or one candidate of it, here and now; nothing is stored.
+    """Repeat a job of the layer DRIVER (a driver command, a JSON object or a find-db key), or one candidate of it.
+
+    It is done here and now, and nothing is stored.
 
     Failed jobs print this command line ready to paste.
     """
     from tuna.cli.console import print_json, print_table
-    from tuna.configs import parse_line
+    from tuna.configs import read_one
     from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
     from tuna.pipeline.local_run import run_steps
@@ -103,9 +117,7 @@ def reproduce(
     tuned = get_library(library)
     if solver not in [known.name for known in tuned.solvers()]:
         raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
-    configs = parse_line(driver)
-    if len(configs) != 1:
-        raise BadInput("The layer must have one direction.", hint="give it with -F 1, 2 or 4")
+    layer = read_one(driver)
     item = WorkItem(
         job_id=1,
         attempt=1,
@@ -113,12 +125,13 @@ def reproduce(
         library=library,
         step=last,
         solver=solver,
-        config=configs[0].to_json(),
+        config=layer.to_json(),
+        body=layer.body_digest,
         target=tuned.environment().target if target is None else target,
         seed=seed,
         options=options.job_options(pairs, None),
     )
-    results = run_steps(tuned, item, last, index)
+    results = run_steps(tuned, item, last, index, _body(item.body))
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
@@ -133,9 +146,7 @@ def reproduce(
         )
         for trial in final.trials
     ]
-    print_table(
-        f"{final.step}: {configs[0].label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1)
-    )
+    print_table(f"{final.step}: {layer.label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1))
     if not final.ok:
         click.echo(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
     return 0 if final.ok else 1

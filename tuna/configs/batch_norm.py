@@ -8,7 +8,7 @@ from math import isfinite
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
-from tuna.configs.content import Content
+from tuna.configs.config import Config
 from tuna.configs.conv import FORW, LAYOUTS
 from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
@@ -30,7 +30,7 @@ _CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in
 
 
 @dataclass(frozen=True)
-class BatchNormConfig(Content):
+class BatchNormConfig(Config):
     """One batch normalisation in one direction, with MIOpen's names.
 
     The direction is a word of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
@@ -70,6 +70,11 @@ class BatchNormConfig(Content):
             value = getattr(self, name)
             if type(value) is not int or value not in (0, 1):
                 raise BadInput(f"{name} must be 0 or 1, got {shown(value)}")
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> BatchNormConfig:
+        """The batch normalisation with these values and what follows from them; raises BadInput."""
+        return cls(**normalise(values))
 
     def _check_shape(self) -> None:
         check_sizes(_SIZES, (self.batchsize, self.in_channels, self.in_d, self.in_h, self.in_w), 1)

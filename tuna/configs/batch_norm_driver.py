@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuna.configs.batch_norm import BatchNormConfig, normalise
+from tuna.configs.batch_norm import COMMANDS, BatchNormConfig, normalise
 from tuna.configs.conv import FORW
 from tuna.configs.flags import Flags, both_forms, check_fixed, decimal_number, fixed_forms, whole_number
+from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
@@ -56,6 +57,7 @@ _DEFAULTS: dict[str, Any] = {
 _DIRECTIONS = {bits: direction for direction, bits in FORW.items()}
 
 #: MITuna has MIOpen's short form for the depth of a convolution here too.
+_DATA_TYPES: dict[str, DataType] = {command: data_type for data_type, command in COMMANDS.items()}
 _NUMBER = both_forms(_NUMBERS) | {"-!": "in_d"}
 _FACTOR = both_forms(_FACTORS)
 _WORD = both_forms(_WORDS)
@@ -63,7 +65,7 @@ _FIX = fixed_forms(_FIXED)
 _FLAGS = Flags([*_NUMBER, *_FACTOR, *_WORD, *_FIX], ignored=frozenset(both_forms(_IGNORED)))
 
 
-def read(words: list[str], data_type: DataType) -> BatchNormConfig:
+def read(words: list[str]) -> list[BatchNormConfig]:
     """The layer that a bnorm command names; raises BadInput.
 
     It is three-dimensional if its depth is more than 1 or its layout has a depth.
@@ -86,4 +88,7 @@ def read(words: list[str], data_type: DataType) -> BatchNormConfig:
     direction = _DIRECTIONS.get(forw + 4 * back)
     if direction is None:
         raise BadInput(f"one and only one of forw or back must be set, got --forw {forw} --back {back}")
-    return BatchNormConfig(**normalise(values), direction=direction, data_type=data_type)
+    return [BatchNormConfig(**normalise(values), direction=direction, data_type=_DATA_TYPES[words[0]])]
+
+
+KIND = ConfigKind(BatchNormConfig, commands=dict.fromkeys(_DATA_TYPES, read))

@@ -1,46 +1,145 @@
-"""`Config`, any layer that Tuna can tune, and its JSON form."""
+"""`Config`, the base of every layer that can be tuned: its fields as JSON, what makes two layers the same, its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from reprlib import repr as shown
-from typing import Any, TypeAlias
+import functools
+import hashlib
+import json
+from abc import abstractmethod
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tuna.configs import batch_norm, conv
-from tuna.configs.batch_norm import BatchNormConfig
-from tuna.configs.conv import ConvConfig
-from tuna.configs.gemm import GemmConfig
 from tuna.errors import BadInput
 
-Config: TypeAlias = ConvConfig | GemmConfig | BatchNormConfig
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-_KINDS: dict[str, type[Config]] = {cls.kind: cls for cls in (ConvConfig, GemmConfig, BatchNormConfig)}
-_NORMALISE = {ConvConfig.kind: conv.normalise, BatchNormConfig.kind: batch_norm.normalise}
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    kind: tuple(field.name for field in fields(cls) if field.default is MISSING) for kind, cls in _KINDS.items()
-}
+_HEX = frozenset("0123456789abcdef")
 
 
-def from_json(mapping: Mapping[str, Any]) -> Config:
-    """The config that `to_json` wrote, or one written by hand; raises BadInput.
+@dataclass(frozen=True)
+class Config:
+    """One layer, known by its content. A kind of layer is a frozen dataclass that inherits from this class.
 
-    A missing field takes the default of the config's class. Fields that a convolution does not use (depth in two
-    dimensions, output padding unless transposed) are brought into normal form, and a batch normalisation gets its
-    dimensions from depth and layout, as they do when a command is read.
+    Its fields are whatever JSON can hold: numbers, strings, booleans, enums, tuples of these. From them come the JSON
+    form, the canonical text and the key; a subclass says its `kind`, `label` and `flops`, and checks in `__post_init__`
+    what the types of its fields do not say (raising BadInput or ValueError). Once there are databases with configs of a
+    kind, another field, name or order of fields makes other keys.
     """
-    values = dict(mapping)
-    kind = values.pop("kind", None)
-    if kind is None:
-        raise BadInput(f"a config needs a 'kind': {' or '.join(_KINDS)}")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise BadInput(f"unknown kind of config {shown(kind)}; Tuna has {', '.join(_KINDS)}")
-    unknown = [str(name) for name in values if name not in _KINDS[kind].json_fields]
-    if unknown:
-        raise BadInput(f"a {kind} config has no field {', '.join(sorted(unknown))}")
-    missing = [name for name in _REQUIRED[kind] if name not in values]
-    if missing:
-        raise BadInput(f"a {kind} config needs {', '.join(missing)}")
-    if kind in _NORMALISE:
-        values = _NORMALISE[kind](values)
-    return _KINDS[kind](**values)
+
+    kind: ClassVar[str]
+    json_fields: ClassVar[tuple[str, ...]] = ()  #: in the order of `to_json`; empty: all, as they are declared
+    #: The field that holds the SHA-256 (64 hex digits) of the config's body, where a kind has one: bytes that are too
+    #: large for a field. Workers find them in the artifact store, under that digest.
+    body_field: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A short text for people, one line of at most 255 characters, such as `softmax 128x1000 fp32`."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations of the layer; figures in GFLOP/s are made from it."""
+
+    def driver(self) -> str | None:
+        """The driver command that names the layer and is read back as it; None for a kind without a grammar."""
+        return None
+
+    def text(self) -> str:
+        """The line that names the layer in lists and command lines: its driver command, else its JSON text."""
+        return self.driver() or self.json_text()
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The fields in the order of `to_json`."""
+        return cls.json_fields or tuple(field.name for field in fields(cls))
+
+    def to_json(self) -> dict[str, Any]:
+        """`kind` and the fields; `from_json` reads it."""
+        found: dict[str, Any] = {"kind": self.kind}
+        for name in self.field_names():
+            value = getattr(self, name)
+            found[name] = value.value if isinstance(value, Enum) else value
+        return found
+
+    def json_text(self) -> str:
+        """`to_json` in one line without spaces; equal for equal layers. Raises BadInput for a number that JSON lacks."""
+        try:
+            return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+        except ValueError as error:
+            raise BadInput(f"a {self.kind} config cannot be written as JSON: {error}") from None
+
+    @cached_property
+    def _canonical(self) -> str:
+        return self.json_text()
+
+    def canonical(self) -> str:
+        """The text that the key is made of: every field with its name, in a fixed order."""
+        return self._canonical
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of `canonical()`, 64 hex digits: equal for equal layers, whatever line they came from."""
+        return hashlib.sha256(self._canonical.encode()).hexdigest()
+
+    @property
+    def body_digest(self) -> str | None:
+        """SHA-256 of the config's body; None where it has none."""
+        return getattr(self, self.body_field) or None if self.body_field else None
+
+    @classmethod
+    def from_fields(cls, values: dict[str, Any]) -> Config:
+        """The config with these JSON values, a missing one taking its field's default; raises BadInput."""
+        names = _names(cls)  # type: ignore[arg-type]
+        if values.keys() == names:
+            return cls.checked(values)
+        unknown = [str(name) for name in values if name not in names]
+        if unknown:
+            raise BadInput(f"a {cls.kind} config has no field {', '.join(sorted(unknown))}")
+        missing = [name for name in _required(cls) if name not in values]  # type: ignore[arg-type]
+        if missing:
+            raise BadInput(f"a {cls.kind} config needs {', '.join(missing)}")
+        return cls.checked(values)
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> Config:
+        """The config with these JSON values, each checked against its field's type; raises BadInput.
+
+        A kind that checks the types by itself, or brings values into a normal form, has its own.
+        """
+        from pydantic import ValidationError
+
+        try:
+            adapter = _adapter(cls)  # type: ignore[arg-type]
+            config = adapter.validate_json(json.dumps(values, allow_nan=False), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise BadInput(f"{place or f'a {cls.kind} config'}: {first['msg']}") from None
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"a {cls.kind} config is made of JSON values: {error}") from None
+        digest = config.body_digest
+        if digest is not None and (len(digest) != 64 or not _HEX.issuperset(digest)):
+            raise BadInput(f"{cls.body_field} must be a SHA-256 in 64 hex digits")
+        return config
+
+
+@functools.cache
+def _names(cls: type[Config]) -> frozenset[str]:
+    return frozenset(cls.field_names())
+
+
+@functools.cache
+def _required(cls: type[Config]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
+
+
+@functools.cache
+def _adapter(cls: type[Config]) -> TypeAdapter[Config]:
+    from pydantic import TypeAdapter  # 0.1 s, and the kinds that Tuna brings need none
+
+    return TypeAdapter(cls)

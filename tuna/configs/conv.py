@@ -9,7 +9,7 @@ from operator import itemgetter
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
-from tuna.configs.content import Content
+from tuna.configs.config import Config
 from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
 
@@ -68,7 +68,7 @@ _REMEMBERED = ("_canonical", "key")
 
 
 @dataclass(frozen=True)
-class ConvConfig(Content):
+class ConvConfig(Config):
     """One convolution in one direction.
 
     The fields have MIOpen's names. Sizes of the input (`in_*`) and the output always are those of the *forward* layer,
@@ -119,6 +119,11 @@ class ConvConfig(Content):
         self._check_words()
         self._check_numbers()
         self._check_shape()
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> ConvConfig:
+        """The convolution with these values, brought into normal form; raises BadInput."""
+        return cls(**normalise(values))
 
     def _check_words(self) -> None:
         if type(self.spatial_dim) is not int or self.spatial_dim not in LAYOUTS:

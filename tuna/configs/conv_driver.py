@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tuna.configs import conv
-from tuna.configs.config import Config
-from tuna.configs.conv import LAYOUTS
+from tuna.configs.conv import LAYOUTS, ConvConfig
 from tuna.configs.flags import SMALL, Flags, both_forms, check_fixed, fixed_forms, whole_number
+from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 
@@ -104,13 +104,14 @@ _DIRECTIONS: dict[int, tuple[Direction, ...]] = {
 }
 
 
+_DATA_TYPES: dict[str, DataType] = {command: data_type for data_type, command in conv.COMMANDS.items()}
 _NUMBER = both_forms(_NUMBERS)
 _WORD = both_forms(_WORDS)
 _FIX = fixed_forms(_FIXED)
 _FLAGS = Flags([*_NUMBER, *_WORD, *_FIX], ignored=frozenset(both_forms(_IGNORED)))
 
 
-def read(words: list[str], data_type: DataType) -> list[Config]:
+def read(words: list[str]) -> list[ConvConfig]:
     """The layers that a conv command names, one for each direction; raises BadInput."""
     values = _DEFAULTS.copy()
     layouts: dict[str, str] = {}
@@ -131,7 +132,7 @@ def read(words: list[str], data_type: DataType) -> list[Config]:
         )
     layout = _one_layout(layouts, values["spatial_dim"])
     values["in_layout"] = values["fil_layout"] = values["out_layout"] = layout
-    values["data_type"] = data_type
+    values["data_type"] = _DATA_TYPES[words[0]]
     conv.normalise(values)
     first, *others = _DIRECTIONS[mask]
     values["direction"] = first
@@ -148,3 +149,8 @@ def _one_layout(given: dict[str, str], spatial_dim: int) -> str:
         text = ", ".join(f"{name} {layout}" for name, layout in sorted(given.items()))
         raise BadInput(f"input, filter and output must have the same layout, got {text}")
     return layouts.pop()
+
+
+KIND = ConfigKind(
+    ConvConfig, commands=dict.fromkeys(_DATA_TYPES, read), reference="tuna.libraries.reference:convolution"
+)

@@ -6,24 +6,25 @@ program name is skipped, a flag that is given twice counts as it was given last,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from reprlib import repr as shown
 
-from tuna.configs import batch_norm, batch_norm_driver, conv, conv_driver, gemm, gemm_driver
 from tuna.configs.config import Config
-from tuna.configs.values import DataType
+from tuna.configs.kind import command_reader
 from tuna.errors import BadInput
 
 PROGRAM = "MIOpenDriver"
-_CONV: dict[str, DataType] = {command: data_type for data_type, command in conv.COMMANDS.items()}
-_GEMM: dict[str, DataType] = {command: data_type for data_type, command in gemm.COMMANDS.items()}
-_BATCH_NORM: dict[str, DataType] = {command: data_type for data_type, command in batch_norm.COMMANDS.items()}
 
 
-class UnsupportedCommand(BadInput):
+class UnsupportedLine(BadInput):
+    """This line names a layer of a kind that Tuna does not tune."""
+
+
+class UnsupportedCommand(UnsupportedLine):
     """This MIOpenDriver command is for a kind of layer that Tuna does not tune."""
 
 
-def parse_line(text: str) -> list[Config]:
+def parse_line(text: str) -> Sequence[Config]:
     """The configs that the MIOpenDriver command in `text` names, one for each direction.
 
     Raises UnsupportedCommand for another kind of layer, BadInput for everything that is wrong with the line.
@@ -34,12 +35,7 @@ def parse_line(text: str) -> list[Config]:
     words = rest.split()
     if not words or words[0].startswith("-") or not rest[0].isspace():
         raise BadInput(f"{PROGRAM} must be followed by a command such as conv")
-    command = words[0]
-    data_type = _CONV.get(command)
-    if data_type is not None:
-        return conv_driver.read(words, data_type)
-    if command in _BATCH_NORM:
-        return [batch_norm_driver.read(words, _BATCH_NORM[command])]
-    if command in _GEMM:
-        return [gemm_driver.read(words, _GEMM[command])]
-    raise UnsupportedCommand(f"the {PROGRAM} command {shown(command)} is not supported")
+    read = command_reader(words[0])
+    if read is None:
+        raise UnsupportedCommand(f"the {PROGRAM} command {shown(words[0])} is not supported")
+    return read(words)

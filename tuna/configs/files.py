@@ -1,20 +1,17 @@
-"""Files of layers, as MIOpenDriver commands or find-db keys: every line is accounted for, none loses the others."""
+"""Files of layers, one or more a line: every line is accounted for, none loses the others."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
 
-from tuna.configs import problem_key
 from tuna.configs.config import Config
 from tuna.configs.conv import COMMANDS, ConvConfig
-from tuna.configs.driver import PROGRAM, UnsupportedCommand, parse_line
-from tuna.configs.gemm import GemmConfig
-from tuna.configs.problem_key import NoKey
+from tuna.configs.driver import UnsupportedLine
+from tuna.configs.lines import read_line
 from tuna.configs.values import DataType, check_sizes
 from tuna.errors import BadInput
 
@@ -26,8 +23,6 @@ PRECISIONS: dict[str, DataType] = {
 }
 #: A file with a longer line, or with more lines that are rejected, is no file of layers.
 LINE_LIMIT, REJECTION_LIMIT = 1 << 20, 100_000
-#: How a find-db key begins: channels and sizes.
-_KEY_START = re.compile(r"\d+-\d+-\d+-")
 
 
 @dataclass(frozen=True)
@@ -94,10 +89,10 @@ def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | 
 def parse_lines(
     lines: Iterable[str], source: str, *, batches: Sequence[int] = (), command: str | None = None
 ) -> ParsedFile:
-    """Read layers, one a line: MIOpenDriver commands, or lines of a find db, of which only the key counts.
+    """Read layers, one a line: MIOpenDriver commands, JSON objects, lines of a find db, of which only the key counts.
 
-    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of its own; a
-    matrix product, which has none, then is rejected. `command` (one of PRECISIONS) overrides the precision of the
+    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of its own; one
+    without a `batchsize`, such as a matrix product, then is rejected. `command` (one of PRECISIONS) overrides the precision of the
     convolutions. Raises BadInput for wrong options and for a NUL character.
     """
     change = _Change.checked(batches, command)
@@ -115,10 +110,10 @@ def parse_lines(
             ignored += 1
             continue
         try:
-            named = _named(text)
+            named = read_line(text)
             found = change.apply(named)
         except BadInput as error:
-            skipped = isinstance(error, (UnsupportedCommand, NoKey))
+            skipped = isinstance(error, UnsupportedLine)
             unsupported += skipped
             rejections.append(Rejection(source, total, _cut(str(error)), _cut(text), skipped))
             if len(rejections) > REJECTION_LIMIT:
@@ -133,15 +128,6 @@ def parse_lines(
     duplicates = sum(weights.values()) - len(configs)
     counts = LineCounts(total, accepted, ignored, len(rejections) - unsupported, unsupported, expanded, duplicates)
     return ParsedFile(tuple(configs.values()), counts, tuple(rejections), tuple(weights.values()))
-
-
-def _named(text: str) -> list[Config]:
-    """The configs that a line names, as a command or by a find-db key; raises BadInput."""
-    if PROGRAM in text:
-        return parse_line(text)
-    if _KEY_START.match(text):
-        return [problem_key.to_conv(problem_key.parse(text.partition("=")[0].strip()))]
-    raise BadInput(f"there is no {PROGRAM} command in the line, and it is no find-db key")
 
 
 @dataclass(frozen=True)
@@ -160,7 +146,7 @@ class _Change:
             raise BadInput(f"only {', '.join(PRECISIONS)} can override the precision, got {shown(command)}")
         return cls(tuple(dict.fromkeys(batches)), PRECISIONS[command] if command is not None else None)
 
-    def apply(self, configs: list[Config]) -> list[Config]:
+    def apply(self, configs: Sequence[Config]) -> Sequence[Config]:
         """The configs after the change; raises BadInput if one cannot be changed so."""
         if self.data_type is not None:
             configs = [_with_type(config, self.data_type) for config in configs]
@@ -174,9 +160,9 @@ def _with_type(config: Config, data_type: DataType) -> Config:
 
 
 def _at_batch(config: Config, batch: int) -> Config:
-    if isinstance(config, GemmConfig):
-        raise BadInput("a gemm has no batch size that another could replace")
-    return replace(config, batchsize=batch)
+    if "batchsize" not in config.field_names():
+        raise BadInput(f"a {config.kind} has no batch size that another could replace")
+    return replace(config, **{"batchsize": batch})
 
 
 def _cut(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from reprlib import repr as shown
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tuna.configs.content import Content
+from tuna.configs.config import Config
 from tuna.configs.values import DATA_TYPES, MAX_COUNT, DataType, check_sizes, member
 from tuna.errors import BadInput
 
@@ -24,7 +24,7 @@ _SIZES = ("m", "n", "k", "batch_count")
 
 
 @dataclass(frozen=True)
-class GemmConfig(Content):
+class GemmConfig(Config):
     """`batch_count` products C = op(A) op(B) of row-major, packed matrices.
 
     op(A) is m x k and op(B) is k x n. `trans_a` says that A is stored as k x m, `trans_b` that B is stored as n x k.
@@ -50,6 +50,11 @@ class GemmConfig(Content):
                 raise BadInput(f"{name} must be true or false, got {shown(value)}")
         if self.flops > MAX_COUNT:
             raise BadInput("the product is too large: its FLOPs do not fit in 63 bits")
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> GemmConfig:
+        """The product with these values; raises BadInput."""
+        return cls(**values)
 
     @property
     def flops(self) -> int:

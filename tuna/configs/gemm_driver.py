@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tuna.configs.flags import Flags, both_forms, check_fixed, fixed_forms, whole_number
-from tuna.configs.gemm import GemmConfig
+from tuna.configs.gemm import COMMANDS, GemmConfig
+from tuna.configs.kind import ConfigKind
 from tuna.configs.values import DataType
 from tuna.errors import BadInput
 
@@ -21,12 +22,13 @@ _FIXED = {"B": ("beta", "0")}
 _DEFAULTS = {"batch_count": 1, "a_h": 256, "a_w": 256, "b_w": 256, "transA": 0, "transB": 0, "isColMajor": 0}
 
 
+_DATA_TYPES: dict[str, DataType] = {command: data_type for data_type, command in COMMANDS.items()}
 _NUMBER = both_forms(_NUMBERS) | {"--batchsize": "batch_count"}
 _FIX = fixed_forms(_FIXED)
 _FLAGS = Flags([*_NUMBER, *_FIX], ignored=frozenset(both_forms(_IGNORED)))
 
 
-def read(words: list[str], data_type: DataType) -> GemmConfig:
+def read(words: list[str]) -> list[GemmConfig]:
     """The product that a gemm command names; raises BadInput."""
     values = dict(_DEFAULTS)
     for flag, value in _FLAGS.pairs(words):
@@ -42,4 +44,7 @@ def read(words: list[str], data_type: DataType) -> GemmConfig:
     if values["isColMajor"]:
         # A column-major product is the row-major product of the transposed matrices in the other order.
         m, n, trans_a, trans_b = n, m, trans_b, trans_a
-    return GemmConfig(m, n, values["a_w"], values["batch_count"], trans_a, trans_b, data_type)
+    return [GemmConfig(m, n, values["a_w"], values["batch_count"], trans_a, trans_b, _DATA_TYPES[words[0]])]
+
+
+KIND = ConfigKind(GemmConfig, commands=dict.fromkeys(_DATA_TYPES, read), reference="tuna.libraries.reference:gemm")

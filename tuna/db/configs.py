@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.configs import Config, parse_line, problem_key
+from tuna.configs import Config, from_json_text
 from tuna.db import models
-from tuna.db.models import ConfigTag
+from tuna.db.models import ConfigTag, Kernel
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
-from tuna.errors import NotFound
+from tuna.errors import BadInput, NotFound
+from tuna.libraries.miopen import problem_key
 
 _BATCH = 2000
-_TABLES: dict[str, type[models.Base]] = {
+#: Tables with a column for each field, for people's own queries; other kinds have none.
+_TYPED_TABLES: dict[str, type[models.Base]] = {
     "convolution": models.ConvConfig,
     "gemm": models.GemmConfig,
     "batch_norm": models.BatchNormConfig,
@@ -39,11 +43,13 @@ def store(
     *,
     recurrent: bool = False,
     tag_only: bool = False,
+    bodies: Mapping[str, bytes] | None = None,
 ) -> Stored:
     """Store `configs` (distinct) and tag them all; one that is there already is only tagged.
 
     `recurrent` marks them under the tag as tuned again whenever the library changes, and never takes the mark away.
-    With `tag_only` nothing is added.
+    With `tag_only` nothing is added. `bodies` are the bodies of configs that have one, by their SHA-256; those that the
+    database has already need not be given. Raises BadInput for a config without its body, or too long for a column.
     """
     added = tagged = missing = 0
     all_ids: list[int | None] = []
@@ -54,7 +60,7 @@ def store(
         if tag_only:
             missing += len(new)
         else:
-            _insert(connection, new)
+            _insert(connection, new, bodies or {})
             known |= _ids(connection, [config.key for config in new])
             added += len(new)
         all_ids += [known.get(config.key) for config in part]
@@ -79,52 +85,86 @@ def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
     return {row.key: row.id for row in connection.execute(statement)} if keys else {}
 
 
-def _insert(connection: sa.Connection, configs: Sequence[Config]) -> None:
-    now = utc_now()
-    rows = [
-        {
-            "key": config.key,
-            "kind": config.kind,
-            "driver": config.driver(),
-            "label": config.label,
-            "problem_key": problem_key.text_of(config),
-            "created_at": now,
-        }
-        for config in configs
-    ]
+def _insert(connection: sa.Connection, configs: Sequence[Config], bodies: Mapping[str, bytes]) -> None:
+    _keep_bodies(connection, {config.body_digest for config in configs} - {None}, bodies)  # type: ignore[arg-type]
+    rows = [_row(config) for config in configs]
     upsert(connection, models.Config, rows, key=("key",))  # somebody else may be storing the same ones
-    ids = _ids(connection, [config.key for config in configs])
-    for kind, table in _TABLES.items():
-        fields = [_fields(config, ids) for config in configs if config.kind == kind]
-        upsert(connection, table, fields, key=("config_id",))
+    _write_typed(connection, rows)
 
 
-def _fields(config: Config, ids: dict[str, int]) -> dict[str, object]:
-    fields: dict[str, object] = dict(config.to_json())
-    del fields["kind"]
-    return {"config_id": ids[config.key], **fields}
+def _row(config: Config) -> dict[str, object]:
+    row: dict[str, object] = {
+        "key": config.key,
+        "kind": config.kind,
+        "json": config.json_text(),
+        "body": config.body_digest,
+        "driver": config.text(),
+        "label": config.label,
+        "problem_key": problem_key.text_of(config),
+        "created_at": utc_now(),
+    }
+    for name, limit in models.CONFIG_CHARS.items():
+        length = len(str(row[name]))
+        if length > limit:
+            raise BadInput(
+                f"the {name} of a {config.kind} config has {length} characters, more than {limit}",
+                hint="what is large belongs into the config's body",
+            )
+    return row
+
+
+def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]) -> None:
+    """The fields of stored configs in the table of their kind, where it has one; they are those of the JSON."""
+    ids = _ids(connection, [str(row["key"]) for row in rows])
+    for kind, table in _TYPED_TABLES.items():
+        typed = []
+        for row in rows:
+            if row["kind"] == kind:
+                fields = json.loads(str(row["json"]))
+                del fields["kind"]
+                typed.append({"config_id": ids[str(row["key"])], **fields})
+        upsert(connection, table, typed, key=("config_id",))
+
+
+def _keep_bodies(connection: sa.Connection, digests: set[str], bodies: Mapping[str, bytes]) -> None:
+    missing = digests - set(connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(digests))).scalars())
+    for digest in sorted(missing):
+        if digest not in bodies:
+            raise BadInput(f"a config needs the body {digest}, which is neither given nor in the database")
+        blob = bodies[digest]
+        if hashlib.sha256(blob).hexdigest() != digest:
+            raise BadInput(f"the body {digest} has another SHA-256")
+        upsert(connection, Kernel, [{"digest": digest, "blob": blob, "size_bytes": len(blob)}], key=("digest",))
+
+
+def body(connection: sa.Connection, digest: str) -> bytes:
+    """The body with this SHA-256; raises NotFound."""
+    blob = connection.execute(sa.select(Kernel.blob).where(Kernel.digest == digest)).scalar_one_or_none()
+    if blob is None:
+        raise NotFound(f"The database has no body {digest}.", hint="import the layer with its body first")
+    return blob
 
 
 def tagged(connection: sa.Connection, tag: str) -> Iterator[Config]:
     """The configs that carry `tag`, in the order they were stored; raises NotFound for a tag that nothing carries."""
     require_tag(connection, tag)
     statement = (
-        sa.select(models.Config.driver)
+        sa.select(models.Config.json)
         .join(ConfigTag, ConfigTag.config_id == models.Config.id)
         .where(ConfigTag.tag == tag)
         .order_by(models.Config.id)
     )
-    return (parse_line(driver)[0] for driver in connection.execute(statement).scalars())
+    return (from_json_text(text) for text in connection.execute(statement).scalars())
 
 
 def with_ids(connection: sa.Connection, kinds: Iterable[str], tag: str | None) -> list[tuple[int, Config]]:
     """The id and config of every config of these kinds, or of those that carry `tag`."""
-    statement = sa.select(models.Config.id, models.Config.driver).where(models.Config.kind.in_(list(kinds)))
+    statement = sa.select(models.Config.id, models.Config.json).where(models.Config.kind.in_(list(kinds)))
     if tag is not None:
         require_tag(connection, tag)
         statement = statement.join(ConfigTag, ConfigTag.config_id == models.Config.id).where(ConfigTag.tag == tag)
     rows = connection.execute(statement.order_by(models.Config.id))
-    return [(row.id, parse_line(row.driver)[0]) for row in rows]
+    return [(row.id, from_json_text(row.json)) for row in rows]
 
 
 def require_tag(connection: sa.Connection, tag: str) -> None:

@@ -21,6 +21,10 @@ _NAMING = {
 TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
 
 
+#: Lengths of the columns of `config` that a kind which somebody brings might exceed.
+CONFIG_CHARS = {"json": 4096, "driver": 2048, "label": 255}
+
+
 class Base(DeclarativeBase):
     """Root of the models."""
 
@@ -88,8 +92,16 @@ class Config(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = _text(64, unique=True)
     kind: Mapped[str] = _text(32)
-    driver: Mapped[str] = _text(2048)
-    label: Mapped[str] = _text(255)
+    json: Mapped[str] = _text(
+        CONFIG_CHARS["json"]
+    )  #: its fields, as `Config.json_text` writes them: what a config is read from
+    body: Mapped[str | None] = mapped_column(
+        sa.String(64), ForeignKey("kernel.digest"), index=True
+    )  #: what is too large for a field, where its kind has that
+    driver: Mapped[str] = _text(
+        CONFIG_CHARS["driver"]
+    )  #: for people: the driver command, or the JSON where the kind has none
+    label: Mapped[str] = _text(CONFIG_CHARS["label"])
     problem_key: Mapped[str | None] = _text(
         255, index=True
     )  #: MIOpen's name of it, as a find db has it, where it has one
@@ -97,7 +109,7 @@ class Config(Base):
 
 
 class ConvConfig(Base):
-    """The fields of a convolution, under MIOpen's names."""
+    """The fields of a convolution, under MIOpen's names, for people's own queries; written from `config.json`."""
 
     __tablename__ = "conv_config"
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
@@ -134,7 +146,7 @@ class ConvConfig(Base):
 
 
 class GemmConfig(Base):
-    """The fields of a matrix product."""
+    """The fields of a matrix product, for people's own queries; written from `config.json`."""
 
     __tablename__ = "gemm_config"
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
@@ -148,7 +160,7 @@ class GemmConfig(Base):
 
 
 class BatchNormConfig(Base):
-    """The fields of a batch normalisation, under MIOpen's names."""
+    """The fields of a batch normalisation, under MIOpen's names, for people's own queries; written from `config.json`."""
 
     __tablename__ = "batch_norm_config"
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True)
@@ -300,7 +312,7 @@ class Trial(Base):
 
 
 class Kernel(Base):
-    """Bytes that a result needs for ever (a winner's code, a problem's text), by their SHA-256."""
+    """Bytes that are needed for ever (a winner's code, a problem's text, a config's body), by their SHA-256."""
 
     __tablename__ = "kernel"
     digest: Mapped[str] = _text(64, primary_key=True)

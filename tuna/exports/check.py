@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tuna.configs import problem_key
-from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, naming, sqlite_file
 from tuna.exports.database_file import ENDS, Kind, kind_of, read_perf
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.select import is_time
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.problem_key import PerfKey
 
 #: By key and solver the names and arguments of kernels, one list for each session that measured it.
 Kernels = Mapping[tuple[str, str], Sequence[Sequence[tuple[str, str]]]]

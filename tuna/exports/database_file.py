@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
-from tuna.configs.problem_key import PERF_FIELDS
 from tuna.errors import BadInput
 from tuna.exports import compressed, perf_db, perf_text, sqlite_file
 from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.miopen.problem_key import PERF_FIELDS
 
 _HEAD_BYTES = 1 << 16
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import find_db, kernel_db, spool
 from tuna.exports.database_file import Kind, kind_of, read_perf
+from tuna.libraries.miopen.problem_key import PerfKey
 
 
 class Entry(NamedTuple):

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna import files
-from tuna.configs import problem_key
 from tuna.db.models import Config
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, perf_db, perf_text, select, spool, tvm_db
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.select import Source
 from tuna.exports.task import Form, Options, Task
+from tuna.libraries.miopen import problem_key
 
 
 @dataclass(frozen=True)

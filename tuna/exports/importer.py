@@ -12,8 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import ConvConfig, problem_key
-from tuna.configs.problem_key import NoKey, PerfKey
+from tuna.configs import ConvConfig
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, Solver
@@ -25,6 +24,8 @@ from tuna.exports.find_db import FindRecord
 from tuna.exports.intake import Batch, ImportReport, Task
 from tuna.exports.perf_db import PerfRecord
 from tuna.libraries.base import canonical_name
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.problem_key import NoKey, PerfKey
 
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 

@@ -9,13 +9,13 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed, find_db, kernel_db, perf_db, perf_text
 from tuna.exports.database_file import ENDS, Kind
 from tuna.exports.entries import Pair, entries, pairs, same_kind
 from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.miopen.problem_key import PerfKey
 
 
 @dataclass(frozen=True)

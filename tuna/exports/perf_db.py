@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from tuna.configs.problem_key import PERF_FIELDS, PerfKey
 from tuna.errors import BadInput
 from tuna.exports import sqlite_file
+from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
 #: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR REPLACE from doubling.
 TABLES = (

@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
-from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
 from tuna.exports import compressed
 from tuna.exports.perf_db import PerfRecord
+from tuna.libraries.miopen.problem_key import PerfKey
 
 _RESERVED = frozenset("=;:\r\n")
 

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
-from tuna.configs import parse_line
+from tuna.configs import read_line
 from tuna.db.models import Config, GoldenEntry, GoldenKernel, Solver
 from tuna.errors import BadInput, NotFound
 from tuna.golden import entries
@@ -90,7 +90,7 @@ def explain(
     return _explanations(connection, subject, ids)
 
 
-_KEYS = "name an entry by its number, or a layer by config key, problem key, label or driver command"
+_KEYS = "name an entry by its number, or a layer by config key, problem key, label, driver command or JSON"
 
 
 def _named(key: str) -> sa.ColumnElement[bool]:
@@ -99,7 +99,7 @@ def _named(key: str) -> sa.ColumnElement[bool]:
         return GoldenEntry.id == int(number)
     names = [Config.key == key, Config.problem_key == key, Config.label == key, Config.driver == key]
     with contextlib.suppress(BadInput):
-        names += [Config.key == config.key for config in parse_line(key)]
+        names += [Config.key == config.key for config in read_line(key)]
     configs = sa.select(Config.id).where(sa.or_(*names))
     return sa.or_(GoldenEntry.config_id.in_(configs), GoldenEntry.problem_key == key)
 

@@ -135,13 +135,11 @@ class Library(ABC):
         """The command line that repeats the item, or one candidate of it, when pasted."""
         import shlex
 
-        from tuna.configs import from_json
-
         words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
         words += ["--seed", str(item.seed)]
         words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
         words += [] if index is None else ["--index", str(index)]
-        return shlex.join([*words, from_json(item.config).driver()])
+        return shlex.join([*words, item.layer.text()])
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Give back child processes; called once when the process ends."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
@@ -59,12 +61,18 @@ class WorkItem(_Wire):
     library: str
     step: str
     solver: str
-    config: dict[str, Any]  #: `Config.to_json()`
+    config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
+    body: _Digest | None = None  #: artifact with the config's body, where its kind has one
     target: str = ""  #: the session's `Environment.target`
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
+
+    @cached_property
+    def layer(self) -> Config:
+        """The config, read once for each item; raises BadInput for one of a kind that this machine does not have."""
+        return from_json(self.config)
 
 
 class Trial(_Wire):

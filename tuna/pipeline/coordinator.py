@@ -33,7 +33,7 @@ from tuna.errors import StoreAway
 from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
-from tuna.pipeline import reaper
+from tuna.pipeline import bodies, reaper
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -114,7 +114,7 @@ class Coordinator:
         with reading(engine) as connection:
             self._key = sessions.secret(connection) if settings.artifacts_key is None else ""
         key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
-        artifacts = Artifacts.from_settings(settings, work.namespace, key)
+        self._artifacts = artifacts = Artifacts.from_settings(settings, work.namespace, key)
         artifacts.prepare()
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts)
         self._client = client
@@ -192,6 +192,7 @@ class Coordinator:
         if not chunks:
             self._dry_until[step.name] = time.monotonic() + _DRY_S
             return 0
+        bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
         self._leases.open(chunk.id for chunk in chunks)
         with self._celery.producer_or_acquire() as producer:
             for chunk in chunks:

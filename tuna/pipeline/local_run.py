@@ -14,11 +14,18 @@ from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.vocabulary import Resource
 
 
-def run_steps(library: Library, item: WorkItem, last: str, index: int | None = None) -> list[StepResult]:
-    """The results of the library's steps up to `last`; of candidate `index` alone when it is given."""
+def run_steps(
+    library: Library, item: WorkItem, last: str, index: int | None = None, body: bytes | None = None
+) -> list[StepResult]:
+    """The results of the library's steps up to `last`; of candidate `index` alone when it is given.
+
+    `body`: what `item.body` names, for a config that has one.
+    """
     results: list[StepResult] = []
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
         artifacts = Artifacts(Path(folder, "artifacts").as_uri(), Path(folder, "cache"))
+        if body is not None:
+            artifacts.put(body)
         for name in library.path_to(library.step(last).name):
             step = library.step(name)
             cpus = eval_cpus() if step.resource is Resource.DEVICE else compile_cpus()

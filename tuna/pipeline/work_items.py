@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.configs import parse_line
 from tuna.db.batches import parts
 from tuna.db.models import Config, FindDb, Solver, Trial
 from tuna.libraries.base import Step
@@ -33,9 +33,10 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
             library=scope.library.name,
             step=step.name,
             solver=solvers[row.solver_id],
-            config=configs[row.config_id][1],
+            config=configs[row.config_id].json,
+            body=configs[row.config_id].body,
             target=scope.target,
-            seed=seed(configs[row.config_id][0], solvers[row.solver_id]),
+            seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
             known_params=known.get((row.config_id, row.solver_id)),
@@ -49,17 +50,26 @@ def seed(config_key: str, solver: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{config_key}/{solver}".encode()).digest()[:4], "big") >> 1
 
 
-def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, tuple[str, dict[str, Any]]]:
-    found: dict[int, tuple[str, dict[str, Any]]] = {}
+class _StoredConfig(NamedTuple):
+    key: str
+    json: dict[str, Any]
+    body: str | None
+
+
+def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _StoredConfig]:
+    found: dict[int, _StoredConfig] = {}
     for part in parts(sorted(ids)):
-        for row in connection.execute(sa.select(Config.id, Config.key, Config.driver).where(Config.id.in_(part))):
-            found[row.id] = (row.key, _config_json(row.driver))
+        query = sa.select(Config.id, Config.key, Config.json, Config.body).where(Config.id.in_(part))
+        for config_id, key, text, body in connection.execute(query):
+            found[config_id] = _StoredConfig(key, _config_json(text), body)
     return found
 
 
 @functools.lru_cache(maxsize=10_000)
-def _config_json(driver: str) -> dict[str, Any]:
-    return parse_line(driver)[0].to_json()
+def _config_json(text: str) -> dict[str, Any]:
+    """The object in a config's JSON; no `Config` is made of it before a worker needs one."""
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import DataType, parse_line
+from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, Device, Environment, FindDb, Job, Session, Solver, StepResult, Trial
 from tuna.errors import BadInput, NotFound
 from tuna.reports.report_data import (
@@ -148,6 +148,7 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
             Job.config_id,
             Config.label,
             Config.driver,
+            Config.json,
             Solver.name.label("solver"),
             FindDb.time_ms,
             FindDb.workspace_bytes,
@@ -168,7 +169,7 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
 
 def _layer(rows: Sequence[Any], searches: Mapping[int, _Search], steps: _Steps) -> LayerFigures:
     first = rows[0]
-    flops, data_type = _work(first.driver)
+    flops, data_type = _work(first.json)
     times = [row.time_ms for row in rows if row.time_ms is not None and row.time_ms > 0]
     best_ms = min(times, default=None)
     solvers = sorted((_solver(row, searches, flops, best_ms) for row in rows), key=_rank)
@@ -190,13 +191,14 @@ def _layer(rows: Sequence[Any], searches: Mapping[int, _Search], steps: _Steps) 
     )
 
 
-def _work(driver: str) -> tuple[int | None, DataType | None]:
-    """Floating-point operations and data type of a driver command; None for one that this version cannot read."""
+def _work(json_text: str) -> tuple[int | None, DataType | None]:
+    """Floating-point operations and data type of a config; None where it has none, or of a kind that is not installed."""
     try:
-        config = parse_line(driver)[0]
+        config = from_json_text(json_text)
     except BadInput:
         return None, None
-    return config.flops, config.data_type
+    data_type = getattr(config, "data_type", None)
+    return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
 def _solver(row: Any, searches: Mapping[int, _Search], flops: int | None, best_ms: float | None) -> SolverFigures:

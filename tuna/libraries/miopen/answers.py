@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuna.configs import Config
-from tuna.configs import problem_key as keys
 from tuna.libraries.base import Solver, canonical_name
 from tuna.libraries.context import ArtifactStore
 from tuna.libraries.miopen import kernels, names
+from tuna.libraries.miopen import problem_key as keys
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
 from tuna.vocabulary import Cause

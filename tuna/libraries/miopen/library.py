@@ -19,12 +19,12 @@ from typing import Any
 
 import structlog
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig, from_json, problem_key
+from tuna.configs import BatchNormConfig, Config, ConvConfig
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
-from tuna.libraries.miopen import answers, environment, fin, kernels, names, request
+from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
 from tuna.sandbox.cores import compile_cpus
@@ -138,10 +138,9 @@ def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tu
 
 
 def _layer(item: WorkItem) -> Layer:
-    config = from_json(item.config)
-    if not isinstance(config, Layer):
-        raise BadInput(f"MIOpen has no {config.kind}.")
-    return config
+    if not isinstance(item.layer, Layer):
+        raise BadInput(f"MIOpen has no {item.layer.kind}.")
+    return item.layer
 
 
 def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> Place:

@@ -14,7 +14,7 @@ import tvm
 import tvm.runtime
 
 from tuna.configs import from_json
-from tuna.libraries.tvm import reference
+from tuna.libraries import reference
 
 #: One repeat of a measurement lasts at least this long, so that the clock's grain does not count.
 _REPEAT_S = 0.02

@@ -9,14 +9,6 @@ from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import Solver
 
-#: Data types of the arguments by config's data type: of the inputs, of the answer, and what sums are kept in.
-#: INT8 answers in 32 bits, as MIOpen's int8 convolutions do; the others answer in their own type after one rounding.
-DTYPES: dict[DataType, tuple[str, str, str]] = {
-    DataType.FP32: ("float32", "float32", "float32"),
-    DataType.FP16: ("float16", "float16", "float32"),
-    DataType.BF16: ("bfloat16", "bfloat16", "float32"),
-    DataType.INT8: ("int8", "int32", "int32"),
-}
 #: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32 fill an AVX-512 register.
 BLOCKS = (16, 8)
 

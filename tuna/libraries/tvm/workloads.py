@@ -13,7 +13,8 @@ import tvm
 from tvm import te, topi
 
 from tuna.configs import Config, ConvConfig, GemmConfig
-from tuna.libraries.tvm.solvers import BY_NAME, DTYPES, block_of
+from tuna.libraries.data_types import DTYPES
+from tuna.libraries.tvm.solvers import BY_NAME, block_of
 
 _Builder = Callable[[Any], list[Any]]
 #: Outputs that TOPI's winograd computes at once along each axis.

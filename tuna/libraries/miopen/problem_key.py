@@ -6,9 +6,12 @@ of MIOpen's *problem*: for B (backward data) and W (backward weights) "in" is th
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from tuna.configs.conv import LAYOUTS, ConvConfig
+from tuna.configs.driver import UnsupportedLine
+from tuna.configs.lines import LineForm
 from tuna.configs.values import DataType, Direction, check_sizes
 from tuna.errors import BadInput
 
@@ -22,10 +25,12 @@ _DATA_TYPES = {
     "BF16": DataType.BF16,
     "INT8INT8INT32": DataType.INT8,
 }
+#: How a key begins: channels and sizes.
+_KEY_START = re.compile(r"\d+-\d+-\d+-")
 _KEY_TYPES = {data_type: name for name, data_type in _DATA_TYPES.items()}
 
 
-class NoKey(BadInput):
+class NoKey(UnsupportedLine):
     """MIOpen has no key for this layer, or Tuna has no layer for this key."""
 
 
@@ -326,3 +331,11 @@ def _number(text: str) -> int:
 
 def _by(values: tuple[int, ...]) -> str:
     return "x".join(map(str, values))
+
+
+def _named(line: str) -> list[ConvConfig]:
+    """The layer of a line of a find db, of which only the key counts."""
+    return [to_conv(parse(line.partition("=")[0].strip()))]
+
+
+LINE_FORM = LineForm("find-db key", recognises=lambda line: _KEY_START.match(line) is not None, read=_named)

@@ -1,17 +1,31 @@
-"""The independent answer: layers computed by NumPy in double precision, straight from their definition. No TVM here."""
+"""The independent answer: layers computed by NumPy in double precision, straight from their definition.
+
+A kind of config names its reference as an import string (`ConfigKind.reference`). That function takes a config and a
+seed, and returns a `Problem`:
+
+- `inputs`: the layer's arrays, random but the same for the same seed, in the types, shapes and order in which every solver
+  takes them. Keep values small, so that sums do not overflow the layer's type; `random` draws them as Tuna's kinds do.
+- `expected`: the answer as float64, in the shape and layout in which solvers write it, computed from the inputs as they
+  are stored (after their rounding) and by other means than the solvers.
+- `answer_type`: the NumPy name of the answer's type, or `bfloat16`.
+- `tolerance`: the largest error that is rounding, relative to the largest magnitude in `expected`; 0 demands equality.
+
+It raises BadInput for a config that it cannot compute, and never returns an answer to another question.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tuna.configs import Config, ConvConfig, GemmConfig
-from tuna.configs.values import DataType
+from tuna.configs import Config, ConvConfig, GemmConfig, kind_of
+from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
-from tuna.libraries.tvm.solvers import DTYPES
+from tuna.libraries.data_types import DTYPES
 
 #: Largest error that is rounding, relative to the largest magnitude of the answer. fp32: order of summation, and
 #: winograd's transforms. fp16 and bf16: their last bit, after sums kept in fp32. INT8 is exact.
@@ -22,7 +36,7 @@ TOLERANCE = {DataType.FP32: 1e-4, DataType.FP16: 2e-3, DataType.BF16: 1.6e-2, Da
 class Problem:
     """Inputs of a layer and the right answer to them."""
 
-    inputs: tuple[Any, Any]  #: in the config's types and layouts
+    inputs: tuple[Any, ...]  #: in the config's types and layouts
     expected: Any  #: float64, in the answer's layout
     answer_type: str
     tolerance: float
@@ -52,21 +66,44 @@ def np_type(name: str) -> Any:
 
 
 def make(config: Config, seed: int = 0) -> Problem:
-    """Random inputs for `config`, the same for every solver of it, and their answer."""
+    """The problem that the kind's reference makes of `config`, the same for every solver of it.
+
+    Raises BadInput for a kind without a reference, and for a config that its reference cannot compute.
+    """
+    problem = kind_of(config).load_reference()(config, seed)
+    assert isinstance(problem, Problem), f"the reference of {config.kind} returned a {type(problem).__name__}"
+    return problem
+
+
+def convolution(config: ConvConfig, seed: int) -> Problem:
+    """A forward convolution: x and w, and y."""
+    if config.mode != "conv" or config.direction is not Direction.FORWARD:
+        raise BadInput(
+            f"there is no reference for {config.label}: only for forward convolutions that are not transposed"
+        )
+    return _product(config, seed, (config.input_shape, config.weight_shape), lambda x, w: convolve(config, x, w))
+
+
+def gemm(config: GemmConfig, seed: int) -> Problem:
+    """A matrix product: A and B as they are stored, and C."""
+    return _product(config, seed, gemm_shapes(config), lambda a, b: multiply(config, a, b))
+
+
+def _product(
+    config: ConvConfig | GemmConfig,
+    seed: int,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    answer: Callable[[Any, Any], Any],
+) -> Problem:
     generator = np.random.default_rng(seed)
-    if isinstance(config, ConvConfig):
-        shapes, answer = (config.input_shape, config.weight_shape), convolve
-    elif isinstance(config, GemmConfig):
-        shapes, answer = gemm_shapes(config), multiply  # type: ignore[assignment]
-    else:
-        raise BadInput(f"TVM has no solver for a {config.kind} config.")
     given, answered, _ = DTYPES[config.data_type]
-    first, second = (_random(generator, shape, given) for shape in shapes)
-    expected = answer(config, first.astype(np.float64), second.astype(np.float64))  # type: ignore[arg-type]
+    first, second = (random(generator, shape, given) for shape in shapes)
+    expected = answer(first.astype(np.float64), second.astype(np.float64))
     return Problem((first, second), expected, answered, TOLERANCE[config.data_type])
 
 
-def _random(generator: Any, shape: tuple[int, ...], name: str) -> Any:
+def random(generator: np.random.Generator, shape: tuple[int, ...], name: str) -> Any:
+    """Values of the type called `name`: between -1 and 1, or whole numbers from -8 to 7 for int8."""
     if name == "int8":
         return generator.integers(-8, 8, size=shape, dtype=np.int8)
     return generator.uniform(-1.0, 1.0, size=shape).astype(np_type(name))

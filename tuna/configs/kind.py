@@ -1,0 +1,111 @@
+"""Kinds of config: what Tuna knows of a class of layers, registered under the entry point group `tuna.kinds`.
+
+A kind is added by a module with a subclass of `Config` and a `ConfigKind`, named in a package's pyproject.toml:
+
+    [project.entry-points."tuna.kinds"]
+    softmax = "my_package.softmax:KIND"
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from reprlib import repr as shown
+from typing import Any
+
+from tuna.configs.config import Config
+from tuna.errors import BadInput
+from tuna.plugins import Plugins
+
+#: Reads the words of a MIOpenDriver command, the command itself first, as the layers that it names; raises BadInput.
+CommandReader = Callable[[list[str]], Sequence[Config]]
+
+
+@dataclass(frozen=True)
+class ConfigKind:
+    """A class of layers."""
+
+    config: type[Config]
+    #: Readers of driver lines by command (`conv` in `./bin/MIOpenDriver conv -n 1 ...`); a kind may do without, and then
+    #: its layers are written as JSON lines.
+    commands: Mapping[str, CommandReader] = field(default_factory=dict)
+    #: The layer computed by NumPy, as "module:function", for libraries that check their answers; empty: there is none.
+    #: The function takes a config and a seed, and returns a `tuna.libraries.reference.Problem`.
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.config, type) and issubclass(self.config, Config) and is_dataclass(self.config)):
+            raise TypeError(f"{self.config!r} is no dataclass that inherits from Config")
+        name = getattr(self.config, "kind", None)
+        if not isinstance(name, str) or not 0 < len(name) <= 32:
+            raise TypeError(f"{self.config.__name__}.kind must be a name of 1 to 32 characters, not {name!r}")
+        lacking = [member for member in ("label", "flops") if getattr(self.config, member) is getattr(Config, member)]
+        if lacking:
+            raise TypeError(f"{self.config.__name__} does not say its {' and '.join(lacking)}")
+
+    @property
+    def name(self) -> str:
+        """The `kind` of its configs."""
+        return self.config.kind
+
+    def load_reference(self) -> Callable[[Config, int], Any]:
+        """The function that `reference` names; raises BadInput where there is none."""
+        if not self.reference:
+            raise BadInput(f"there is no reference for a {self.name} config")
+        function: Callable[[Config, int], Any] = pkgutil.resolve_name(self.reference)
+        return function
+
+
+KINDS: Plugins[ConfigKind] = Plugins("tuna.kinds", "kind of config", ConfigKind)
+
+
+def kind_of(config: Config) -> ConfigKind:
+    """The kind that `config` is of; raises NotFound and BadInput as `KINDS.get` does."""
+    return KINDS.get(config.kind)
+
+
+def command_reader(command: str) -> CommandReader | None:
+    """The reader of a MIOpenDriver command; None if no kind has it."""
+    return _readers(KINDS.generation).get(command)
+
+
+@functools.lru_cache(maxsize=1)
+def _readers(_generation: int) -> dict[str, CommandReader]:
+    readers: dict[str, CommandReader] = {}
+    for name, kind in KINDS.all().items():
+        for command, reader in kind.commands.items():
+            if readers.setdefault(command, reader) is not reader:
+                import structlog
+
+                structlog.get_logger(__name__).warning("a driver command is taken already", command=command, kind=name)
+    return readers
+
+
+def from_json(mapping: Mapping[str, Any]) -> Config:
+    """The config that `to_json` wrote, or one written by hand; raises BadInput.
+
+    A missing field takes the default of the config's class. Fields that a convolution does not use (depth in two
+    dimensions, output padding unless transposed) are brought into normal form, and a batch normalisation gets its
+    dimensions from depth and layout, as they do when a command is read.
+    """
+    values = dict(mapping)
+    name = values.pop("kind", None)
+    if name is None:
+        raise BadInput(f"a config needs a 'kind': {' or '.join(KINDS.names())}")
+    if not isinstance(name, str):
+        raise BadInput(f"unknown kind of config {shown(name)}; Tuna has {', '.join(KINDS.names())}")
+    return KINDS.get(name).config.from_fields(values)
+
+
+def from_json_text(text: str) -> Config:
+    """The config in a JSON object, as `json_text` writes it; raises BadInput."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the line is no JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput("a config in JSON is an object with a 'kind'")
+    return from_json(found)
