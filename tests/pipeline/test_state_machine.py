@@ -24,12 +24,13 @@ import hypothesis
 import pytest
 import redis
 import sqlalchemy as sa
+from databases import SqliteTemplate
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from jobs_builder import make_jobs
 
 from tuna.artifacts import Artifacts
-from tuna.db import jobs, schema, sessions
+from tuna.db import jobs, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.libraries.base import Step
@@ -669,14 +670,19 @@ def _result(item: WorkItem, cause: Cause | None, words: str) -> Result:
 
 
 @pytest.fixture()
-def scene(tmp_path: Path, tuna_home: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(
+    sqlite_template: SqliteTemplate,
+    tmp_path: Path,
+    tuna_home: Path,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: LIBRARY)
     for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     database = tmp_path / "template.sqlite"
-    engine = make_engine(f"sqlite:///{database}")
-    schema.upgrade(engine)
+    engine = sqlite_template.engine(database)
     session_id = make_jobs(engine, 1, steps="build,link,measure")
     with writing(engine) as connection:
         for steps in ("build", "measure"):
