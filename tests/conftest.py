@@ -14,13 +14,15 @@ import redis
 import sqlalchemy as sa
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate
+from left_behind import LeftBehind
 from shared_data import need
 
 from tuna.cli.main import guarded
 from tuna.db.engine import make_engine
 from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
-from tuna.settings import get_settings
+from tuna.pipeline.connection import release_services
+from tuna.settings import Settings, get_settings
 from tuna.testing.rocm import install
 from tuna.testing.servers import find, mariadb_server, wait_until
 
@@ -30,6 +32,11 @@ MARIADB_OPTIONS = ("--innodb-buffer-pool-size=64M", "--innodb-flush-method=nosyn
 # A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if Path("/proc/self/environ").exists():
+        config.pluginmanager.register(LeftBehind(config))
 
 
 @pytest.fixture(scope="session")
@@ -127,6 +134,7 @@ def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: 
     (tmp_path / "home").mkdir()
     sqlite_template.copy_to(tmp_path / "home" / "tuna.sqlite")
     yield tmp_path / "home"
+    release_services(Settings.model_construct(home=tmp_path / "home", broker_url=None))
     get_settings.cache_clear()
 
 
