@@ -34,6 +34,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: The files that take longest, the longest first: begun last, one of them would keep a single core busy at the end.
+LONG = (
+    "integration/test_pipeline_workers.py",
+    "integration/test_seed_commands.py",
+    "libraries/test_tvm_faults.py",
+    "integration/test_worker_command.py",
+    "libraries/test_tvm_solvers.py",
+    "faults/test_faults.py",
+    "integration/test_tvm_end_to_end.py",
+    "integration/test_miopen_pipeline.py",
+    "exports/test_import.py",
+    "integration/test_joined_workers.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if Path("/proc/self/environ").exists():
         config.pluginmanager.register(LeftBehind(config))
