@@ -144,7 +144,7 @@ def test_an_expired_a_revoked_and_an_unknown_token_are_refused(gate: Gate, url: 
     forged = replace(known, secret="x" * 30)
     for token in (expired, revoked, unknown, forged):
         with pytest.raises(BadInput, match="unknown, was used before, or has expired"):
-            join(token.full(), "compile", COMPILER, 2)
+            join(token.full(), "compile", COMPILER, 0.5)
 
 
 def test_a_request_with_the_wrong_secret_is_refused_whoever_wrote_it(gate: Gate, url: str, admin: redis.Redis) -> None:
