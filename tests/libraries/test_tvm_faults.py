@@ -16,6 +16,8 @@ from tuna.libraries.items import Trial
 from tuna.libraries.tvm import library as tvm_library
 from tuna.vocabulary import Cause
 
+pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.
 ENTRY = "#include <stdlib.h>\n#include <string.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) {{ {body} }}\n"
