@@ -13,21 +13,52 @@ import pytest
 import redis
 import sqlalchemy as sa
 from command_lines import PROGRAMS, Ended
+from databases import MariadbDatabase, SqliteTemplate
+from left_behind import LeftBehind
 from shared_data import need
 
 from tuna.cli.main import guarded
-from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
-from tuna.settings import get_settings
+from tuna.pipeline.connection import release_services
+from tuna.settings import Settings, get_settings
 from tuna.testing.rocm import install
 from tuna.testing.servers import find, mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
+#: A server that never waits for the disk; what it says of its durability (`tuna doctor`) stays as it is by default.
+MARIADB_OPTIONS = ("--innodb-buffer-pool-size=64M", "--innodb-flush-method=nosync")
+
 # A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: The files that take longest, the longest first: begun last, one of them would keep a single core busy at the end.
+LONG = (
+    "integration/test_pipeline_workers.py",
+    "integration/test_seed_commands.py",
+    "libraries/test_tvm_faults.py",
+    "integration/test_worker_command.py",
+    "libraries/test_tvm_solvers.py",
+    "faults/test_faults.py",
+    "integration/test_tvm_end_to_end.py",
+    "integration/test_miopen_pipeline.py",
+    "exports/test_import.py",
+    "integration/test_joined_workers.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if Path("/proc/self/environ").exists():
+        config.pluginmanager.register(LeftBehind(config))
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +69,29 @@ def mariadb_url() -> Iterator[str]:
         yield given
         return
     need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
-    with mariadb_server("--innodb-buffer-pool-size=64M") as url:
+    with mariadb_server(*MARIADB_OPTIONS) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> SqliteTemplate:
+    """A SQLite file with the current schema, to be copied."""
+    return SqliteTemplate(tmp_path_factory.mktemp("template") / "tuna.sqlite")
+
+
+@pytest.fixture(scope="session")
+def _mariadb_database(mariadb_url: str) -> Iterator[MariadbDatabase]:
+    database = MariadbDatabase(mariadb_url)
+    yield database
+    database.drop()
+
+
+@pytest.fixture()
+def mariadb_engine(_mariadb_database: MariadbDatabase) -> Iterator[sa.Engine]:
+    """An engine on a MariaDB database with the current schema, the same one for all tests, emptied before each."""
+    engine = make_engine(_mariadb_database.renew())
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
@@ -63,11 +115,19 @@ def empty_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.
     server.dispose()
 
 
+@pytest.fixture(params=["sqlite", "mariadb"])
+def engine(request: pytest.FixtureRequest) -> sa.Engine:
+    """An engine on a database with the current schema and no rows, on both kinds in turn."""
+    found: sa.Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
 @pytest.fixture()
-def engine(empty_engine: sa.Engine) -> sa.Engine:
-    """An engine on a database with the current schema."""
-    schema.upgrade(empty_engine)
-    return empty_engine
+def sqlite_engine(sqlite_template: SqliteTemplate, tmp_path: Path) -> Iterator[sa.Engine]:
+    """An engine on a SQLite file with the current schema."""
+    engine = sqlite_template.engine(tmp_path / "test.sqlite")
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture(scope="session")
@@ -87,23 +147,32 @@ def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
 
 
 @pytest.fixture()
-def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty TUNA_HOME and no other setting."""
+def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: SqliteTemplate) -> Iterator[Path]:
+    """A TUNA_HOME with an embedded database that has no sessions yet, and no other setting."""
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
     get_settings.cache_clear()
     (tmp_path / "home").mkdir()
+    sqlite_template.copy_to(tmp_path / "home" / "tuna.sqlite")
     yield tmp_path / "home"
+    release_services(Settings.model_construct(home=tmp_path / "home", broker_url=None))
     get_settings.cache_clear()
 
 
 @pytest.fixture()
 def home(tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty TUNA_HOME, and the folder above it as the current one."""
+    """A TUNA_HOME as of `tuna_home`, and the folder above it as the current one."""
     monkeypatch.chdir(tmp_path)
     return tuna_home
+
+
+@pytest.fixture()
+def empty_home(home: Path) -> Path:
+    """The same without a database, as before the first command."""
+    (home / "tuna.sqlite").unlink()
+    return home
 
 
 @pytest.fixture()

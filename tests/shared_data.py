@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+#: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, and thousands of jobs.
+DRILLS = int(os.environ.get("TUNA_TEST_DRILLS") or 1)
+
 
 def need(there: object, what: str) -> None:
     """Skip at home, fail in CI, when something that a test needs is not there."""

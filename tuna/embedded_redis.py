@@ -76,6 +76,7 @@ class EmbeddedRedis:
             if not self._answers():
                 self._start()
         atexit.register(lambda: self.release() if os.getpid() == owner else None)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def release(self) -> None:
         """Let go of the server; the last one stops it."""
@@ -90,6 +91,12 @@ class EmbeddedRedis:
                     self._stop()
         finally:
             os.close(users)
+
+    def _leave_to_parent(self) -> None:
+        """Give up a lock inherited by fork: a pool process that is still dying must not look like another user."""
+        if self._users is not None:
+            os.close(self._users)
+            self._users = None
 
     def running(self) -> bool:
         """Whether the server answers now."""

@@ -50,12 +50,12 @@ def test_a_session_of_another_library_is_refused(loaded: Type) -> None:
 
 @pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"\x7fELF\x00\x01\xff\xfe", "layers.bin")])
 def test_an_empty_or_binary_file_is_refused_before_anything_is_written(
-    type_in: Type, tmp_path: Path, home: Path, content: bytes, word: str
+    type_in: Type, tmp_path: Path, empty_home: Path, content: bytes, word: str
 ) -> None:
     path = tmp_path / "layers.bin"
     path.write_bytes(content)
     _refused(type_in("tuna", "import", path, "-t", "a"), 2, word)
-    assert not (home / "tuna.sqlite").exists()
+    assert not (empty_home / "tuna.sqlite").exists()
 
 
 def test_a_missing_file_is_refused(type_in: Type) -> None:
@@ -88,8 +88,8 @@ def test_a_newer_schema_is_refused(type_in: Type, home: Path) -> None:
     _refused(type_in("tuna", "status"), 4, "9999", "newer")
 
 
-def test_a_database_of_something_else_is_refused(type_in: Type, home: Path) -> None:
-    with sqlite3.connect(home / "tuna.sqlite") as connection:
+def test_a_database_of_something_else_is_refused(type_in: Type, empty_home: Path) -> None:
+    with sqlite3.connect(empty_home / "tuna.sqlite") as connection:
         connection.execute("CREATE TABLE precious (id INTEGER)")
     _refused(type_in("tuna", "status"), 4, "precious")
     _refused(type_in("tuna", "db", "upgrade"), 4, "precious")

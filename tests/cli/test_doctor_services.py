@@ -121,51 +121,35 @@ def test_both_databases_are_well(engine: sa.Engine) -> None:
         assert "+0.0 s" in found["database clock"].text or "-0.0 s" in found["database clock"].text
 
 
-@pytest.fixture
-def maria(mariadb_url: str) -> Iterator[sa.Engine]:
-    """MariaDB with the current schema."""
-    name = f"tuna_{uuid.uuid4().hex[:12]}"
-    server = make_engine(mariadb_url)
-    with server.begin() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    engine = make_engine(sa.make_url(mariadb_url).set(database=name).render_as_string(hide_password=False))
-    schema.upgrade(engine)
-    yield engine
-    engine.dispose()
-    with server.begin() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name}"))
-    server.dispose()
-
-
-def test_a_mariadb_that_loses_commits_in_a_power_cut(maria: sa.Engine) -> None:
-    with maria.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+def test_a_mariadb_that_loses_commits_in_a_power_cut(mariadb_engine: sa.Engine) -> None:
+    with mariadb_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         try:
-            found = _by_name(doctor.of_sql(maria))
+            found = _by_name(doctor.of_sql(mariadb_engine))
         finally:
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
     assert not found["database durability"].ok
     assert "innodb_flush_log_at_trx_commit = 1" in found["database durability"].hint
 
 
-def test_a_table_with_another_collation(maria: sa.Engine) -> None:
-    with maria.connect() as connection:
+def test_a_table_with_another_collation(mariadb_engine: sa.Engine) -> None:
+    with mariadb_engine.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE config_tag CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
-    found = _by_name(doctor.of_sql(maria))["database collation"]
+    found = _by_name(doctor.of_sql(mariadb_engine))["database collation"]
     assert not found.ok
     assert found.text == "config_tag differ"
-    with maria.connect() as connection:
+    with mariadb_engine.connect() as connection:
         for statement in found.hint.partition(": ")[2].split("; "):
             connection.exec_driver_sql(statement)
-    assert _by_name(doctor.of_sql(maria))["database collation"].ok, "the hint mends it"
+    assert _by_name(doctor.of_sql(mariadb_engine))["database collation"].ok, "the hint mends it"
 
 
-def test_a_mariadb_user_with_few_rights(maria: sa.Engine) -> None:
-    user, database = f"u{uuid.uuid4().hex[:10]}", maria.url.database
-    with maria.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
+    user, database = f"u{uuid.uuid4().hex[:10]}", mariadb_engine.url.database
+    with mariadb_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE USER {user}@localhost IDENTIFIED BY 'x'")
         connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@localhost")
-        poor = make_engine(maria.url.set(username=user, password="x").render_as_string(hide_password=False))  # noqa: S106
+        poor = make_engine(mariadb_engine.url.set(username=user, password="x").render_as_string(hide_password=False))  # noqa: S106
         try:
             found = _by_name(doctor.of_sql(poor))
         finally:
@@ -174,7 +158,7 @@ def test_a_mariadb_user_with_few_rights(maria: sa.Engine) -> None:
     assert (found["database tables"].ok, found["database tables"].warning) == (True, True)
     assert "tuna db upgrade" in found["database tables"].hint
     assert found["database rights"].text == "on Tuna's database only"
-    assert _by_name(doctor.of_sql(maria))["database rights"].warning, "root may do anything"
+    assert _by_name(doctor.of_sql(mariadb_engine))["database rights"].warning, "root may do anything"
 
 
 @pytest.mark.parametrize(("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)])

@@ -191,10 +191,7 @@ def _start(home: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def home(tuna_home: Path) -> Path:
-    from tuna.db import schema
-
     engine = make_engine(f"sqlite:///{tuna_home}/tuna.sqlite")
-    schema.upgrade(engine)
     _history(engine)
     return tuna_home
 

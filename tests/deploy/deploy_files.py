@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_settings import TomlConfigSettingsSource
 from ruamel.yaml import YAML
@@ -11,6 +13,7 @@ from ruamel.yaml import YAML
 from tuna.reports import metrics
 from tuna.settings import Settings
 
+_T = TypeVar("_T")
 ROOT = Path(__file__).parents[2]
 DOCKER, SLURM, K8S, PAGE = ROOT / "docker", ROOT / "slurm", ROOT / "k8s", ROOT / "docs" / "operations.md"
 #: What `docker/make-secrets` makes is a person's own.
@@ -55,3 +58,27 @@ def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
 
 def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod_of(workload).get("initContainers", []), *pod_of(workload)["containers"]]
+
+
+def title(workload: dict[str, Any]) -> str:
+    """The name of an object of Kubernetes."""
+    name: str = workload["metadata"]["name"]
+    return name
+
+
+def plain(text: str) -> str:
+    """`text` with the defaults of its variables, or 1 for those that have none."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    return re.sub(r"\$\{[^}]*\}|\$\w+", "1", text)
+
+
+def of_each(things: Iterable[_T], check: Callable[[_T], object], name: Callable[[_T], str] = str) -> None:
+    """Check all of them, then fail with what is wrong with each."""
+    found, wrong = list(things), []
+    for thing in found:
+        try:
+            check(thing)
+        except Exception as error:
+            wrong.append(f"{name(thing)}: {type(error).__name__}: {error}")
+    assert found, "there is nothing to check"
+    assert not wrong, "\n".join(wrong)

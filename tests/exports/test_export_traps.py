@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, tuned_network
+from databases import SqliteTemplate
 from shared_data import shared_data
 
-from tuna.db import models, schema
-from tuna.db.engine import make_engine, reading, writing
+from tuna.db import models
+from tuna.db.engine import reading, writing
 from tuna.errors import NotFound
 from tuna.exports import Form, export, find_db, naming, perf_db
 from tuna.exports.importer import import_db
@@ -36,12 +36,9 @@ CK_PARAMS = (
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[sa.Engine]:
+def database(sqlite_engine: sa.Engine) -> sa.Engine:
     """An empty database."""
-    made = make_engine(f"sqlite:///{tmp_path}/tuna.sqlite")
-    schema.upgrade(made)
-    yield made
-    made.dispose()
+    return sqlite_engine
 
 
 def measured(engine: sa.Engine) -> int:
@@ -107,10 +104,11 @@ def test_what_was_exported_and_imported_is_exported_the_same(
 
 
 @pytest.mark.parametrize("form", [Form.FIND, Form.PERF])
-def test_an_import_into_an_empty_database_is_exported_the_same(database: sa.Engine, tmp_path: Path, form: Form) -> None:
+def test_an_import_into_an_empty_database_is_exported_the_same(
+    database: sa.Engine, sqlite_template: SqliteTemplate, tmp_path: Path, form: Form
+) -> None:
     path = exported(database, measured(database), form, tmp_path / "first")
-    other = make_engine(f"sqlite:///{tmp_path}/other.sqlite")
-    schema.upgrade(other)
+    other = sqlite_template.engine(tmp_path / "other.sqlite")
     report = import_db(other, path, session_id=empty(other))
     assert (report.configs, report.new_configs, report.skipped) == (len(LAYERS), len(LAYERS), {})
     assert exported(other, report.session_id, form, tmp_path / "second").read_bytes() == path.read_bytes()

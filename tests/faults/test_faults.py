@@ -6,9 +6,11 @@ from pathlib import Path
 
 import drill
 import pytest
+from shared_data import DRILLS
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.drill
+@pytest.mark.parametrize("seed", range(1, DRILLS + 1))
 def test_a_session_survives_the_faults_of_a_seed(seed: int, tmp_path: Path) -> None:
     report = drill.run(seed, tmp_path)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"])

@@ -11,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 from processes import Processes
 
-from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.settings import get_settings
 
@@ -21,9 +20,7 @@ def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
     """The embedded database, with a lease that expires soon."""
     monkeypatch.setenv("TUNA_LEASE_S", "2")
     get_settings.cache_clear()
-    made = make_engine(get_settings().sql_url)
-    schema.upgrade(made)
-    return made
+    return make_engine(get_settings().sql_url)
 
 
 @pytest.fixture()

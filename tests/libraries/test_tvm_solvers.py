@@ -19,6 +19,8 @@ from tuna.libraries.base import Environment
 from tuna.libraries.tvm import TvmLibrary
 from tuna.libraries.tvm.solvers import TABLE
 
+pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+
 ANYWHERE = Environment("tvm", "1", "x86", 1, "t")
 NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
 IM2COL, POINTWISE, WINOGRAD, GEMM = "TvmConvIm2colGemm", "TvmConv1x1Gemm", "TvmConvWinograd", "TvmGemmDirect"

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+from databases import SqliteTemplate
 
-from tuna.db import schema, sessions
-from tuna.db.engine import make_engine, reading, writing
+from tuna.db import sessions
+from tuna.db.engine import reading, writing
 from tuna.db.models import Token, Worker
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.registry import get_library
@@ -48,12 +49,10 @@ def admin(url: str) -> redis.Redis:
 
 
 @pytest.fixture()
-def engine(tmp_path: Path) -> sa.Engine:
-    made = make_engine(f"sqlite:///{tmp_path}/t.sqlite")
-    schema.upgrade(made)
-    with writing(made) as connection:
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    with writing(sqlite_engine) as connection:
         sessions.create(connection, HOME, "r")
-    return made
+    return sqlite_engine
 
 
 @pytest.fixture()
@@ -145,7 +144,7 @@ def test_an_expired_a_revoked_and_an_unknown_token_are_refused(gate: Gate, url: 
     forged = replace(known, secret="x" * 30)
     for token in (expired, revoked, unknown, forged):
         with pytest.raises(BadInput, match="unknown, was used before, or has expired"):
-            join(token.full(), "compile", COMPILER, 2)
+            join(token.full(), "compile", COMPILER, 0.5)
 
 
 def test_a_request_with_the_wrong_secret_is_refused_whoever_wrote_it(gate: Gate, url: str, admin: redis.Redis) -> None:
@@ -307,11 +306,10 @@ def test_after_redis_forgot_its_users_the_gate_makes_them_again(gate: Gate, url:
 
 
 def test_two_databases_in_one_redis_leave_each_others_members_alone(
-    gate: Gate, url: str, admin: redis.Redis, tmp_path: Path
+    gate: Gate, url: str, admin: redis.Redis, sqlite_template: SqliteTemplate, tmp_path: Path
 ) -> None:
     _, client = member(gate, url)
-    other = make_engine(f"sqlite:///{tmp_path}/o.sqlite")
-    schema.upgrade(other)
+    other = sqlite_template.engine(tmp_path / "o.sqlite")
     with writing(other) as connection:
         sessions.create(connection, HOME, "r")
     second = Gate(other, admin, "m", 10, Leases(admin, "m", 10).evict)

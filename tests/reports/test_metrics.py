@@ -173,13 +173,9 @@ def test_big_counters_keep_their_digits() -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    engine = make_engine(f"sqlite:///{tmp_path}/t.sqlite")
-    from tuna.db import schema
-
-    schema.upgrade(engine)
-    make_jobs(engine, 1)
-    with prometheus.server(Collector(engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
+def served(tmp_path: Path, sqlite_engine: sa.Engine) -> Iterator[str]:
+    make_jobs(sqlite_engine, 1)
+    with prometheus.server(Collector(sqlite_engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{http.server_address[1]}"

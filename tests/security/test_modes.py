@@ -18,17 +18,17 @@ from tuna.workers.launch import LocalWorkers
 
 @pytest.fixture(params=["made by Tuna", "made before, open to all"])
 def any_home(
-    request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """A TUNA_HOME under the most careless umask there is."""
     before = os.umask(0)
     if request.param == "made by Tuna":
-        home.rmdir()
+        empty_home.rmdir()
     else:
-        home.chmod(0o777)
-        (home / "run").mkdir()
-        (home / "run").chmod(0o777)
-    yield home
+        empty_home.chmod(0o777)
+        (empty_home / "run").mkdir()
+        (empty_home / "run").chmod(0o777)
+    yield empty_home
     os.umask(before)
 
 
@@ -60,12 +60,12 @@ def test_database_sockets_and_logs_are_the_users_alone(any_home: Path, type_in: 
         server.release()
 
 
-def test_a_home_that_tuna_makes_is_closed_whoever_comes_first(home: Path) -> None:
-    home.rmdir()
+def test_a_home_that_tuna_makes_is_closed_whoever_comes_first(empty_home: Path) -> None:
+    empty_home.rmdir()
     server = EmbeddedRedis(get_settings().run_dir)
     server.acquire()
     server.release()
-    assert home.stat().st_mode & 0o077 == 0
+    assert empty_home.stat().st_mode & 0o077 == 0
 
 
 def test_the_embedded_redis_listens_on_no_port(home: Path) -> None:

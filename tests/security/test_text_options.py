@@ -15,7 +15,6 @@ from command_lines import PROGRAMS
 
 from tuna.cli import actions
 from tuna.cli.main import COMMANDS
-from tuna.db import schema
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
 from tuna.settings import get_settings
@@ -152,23 +151,16 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
     """The database of the settings, of either kind."""
     if request.param == "mariadb":
-        base = sa.make_url(request.getfixturevalue("mariadb_url"))
-        server = make_engine(base.render_as_string(hide_password=False))
-        with server.begin() as connection:
-            connection.execute(sa.text("CREATE DATABASE tuna_text"))
-        monkeypatch.setenv("TUNA_DB_URL", base.set(database="tuna_text").render_as_string(hide_password=False))
+        engine: sa.Engine = request.getfixturevalue("mariadb_engine")
+        monkeypatch.setenv("TUNA_DB_URL", engine.url.render_as_string(hide_password=False))
         get_settings.cache_clear()
-    engine = make_engine(get_settings().sql_url)
-    schema.upgrade(engine)
+    else:
+        engine = make_engine(get_settings().sql_url)
     monkeypatch.setattr(
         "tuna.db.engine.make_engine", lambda _: engine
     )  # a new connection for each command takes its time
     yield engine
     engine.dispose()
-    if request.param == "mariadb":
-        with server.begin() as connection:
-            connection.execute(sa.text("DROP DATABASE tuna_text"))
-        server.dispose()
 
 
 def test_the_walk_finds_the_options_of_every_program() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping
 
@@ -19,22 +20,24 @@ def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float 
     if not command:
         return
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             shlex.split(command),
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit_s,
             start_new_session=True,  # Ctrl-C is for us: a power cycle is not to be cut in half
-            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise ServiceError(f"{setting} did not end within {limit_s:g} s. {_tail(error.stdout)}") from None
     except OSError as error:
         raise ServiceError(f"{setting} cannot be started: {error.strerror}: {error.filename}") from None
-    if done.returncode:
-        raise ServiceError(f"{setting} failed with exit code {done.returncode}. {_tail(done.stdout)}")
+    with process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # and what a shell among them started
+            raise ServiceError(f"{setting} did not end within {limit_s:g} s. {_tail(error.output)}") from None
+    if process.returncode:
+        raise ServiceError(f"{setting} failed with exit code {process.returncode}. {_tail(output)}")
 
 
 def _tail(output: bytes | None) -> str:

@@ -1,0 +1,126 @@
+"""Databases with the current schema, migrated once: a SQLite file is then copied, a MariaDB database emptied.
+
+A migration takes 0.1 s on SQLite and more than a second on MariaDB, and hundreds of tests want its outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import sqlite3
+import uuid
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tuna.db import schema
+from tuna.db.engine import make_engine
+
+#: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is emptied faster by DELETE.
+_MANY_ROWS = 1000
+
+
+class SqliteTemplate:
+    """A migrated SQLite file and its copies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        engine = make_engine(f"sqlite:///{path}")
+        schema.upgrade(engine)
+        engine.dispose()  # the last connection moves the write-ahead log into the file
+
+    def copy_to(self, path: Path) -> None:
+        """What a migration of the new file `path` leaves, with a namespace and a secret of its own."""
+        shutil.copyfile(self._path, path)
+        path.chmod(0o600)
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute("UPDATE installation SET namespace = ?, secret = ?", _identity())
+        connection.close()
+
+    def engine(self, path: Path) -> sa.Engine:
+        """An engine on a copy at `path`."""
+        self.copy_to(path)
+        return make_engine(f"sqlite:///{path}")
+
+
+class MariadbDatabase:
+    """A database of a MariaDB server that is migrated once; `renew` gives it back as the migration left it."""
+
+    def __init__(self, server_url: str) -> None:
+        self._base = sa.make_url(server_url)
+        self._server = make_engine(server_url)
+        self._name = f"tuna_{uuid.uuid4().hex[:12]}"
+        self._schema: dict[str, str] = {}  # CREATE statements by table
+
+    def renew(self) -> str:
+        """The URL of the database, with the current schema and no rows but the migrations'."""
+        with self._server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            if not self._schema or not self._wiped(connection):
+                connection.exec_driver_sql(f"CREATE OR REPLACE DATABASE {self._name}")
+                engine = make_engine(self._url())
+                schema.upgrade(engine)
+                engine.dispose()
+                connection.exec_driver_sql(f"USE {self._name}")
+                self._schema = _create_statements(connection)
+        return self._url()
+
+    def drop(self) -> None:
+        """Remove it from the server."""
+        with self._server.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {self._name}")
+        self._server.dispose()
+
+    def _url(self) -> str:
+        return self._base.set(database=self._name).render_as_string(hide_password=False)
+
+    def _wiped(self, connection: sa.Connection) -> bool:
+        """Empty all tables; False when the test left another schema, so that the database has to be made again."""
+        others = connection.exec_driver_sql(
+            "SELECT id FROM information_schema.processlist WHERE db = %s AND id != connection_id()", (self._name,)
+        )
+        for number in others.scalars().all():  # what a test left open could hold locks
+            with contextlib.suppress(DBAPIError):  # gone by itself
+                connection.exec_driver_sql(f"KILL {number}")
+        connection.exec_driver_sql(f"USE {self._name}")
+        if _create_statements(connection).keys() != self._schema.keys():
+            return False
+        connection.exec_driver_sql("SET foreign_key_checks = 0")
+        for table, rows in self._rows(connection).items():
+            if table == "alembic_version":
+                continue
+            if rows > _MANY_ROWS:
+                connection.exec_driver_sql(f"TRUNCATE TABLE `{table}`")
+            elif rows:
+                connection.exec_driver_sql(f"DELETE FROM `{table}`")
+        connection.exec_driver_sql("INSERT INTO installation (id, namespace, secret) VALUES (1, %s, %s)", _identity())
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (schema.HEAD,))
+        return self._numbered_anew(connection)
+
+    def _rows(self, connection: sa.Connection) -> dict[str, int]:
+        """How many rows each table has, counted to a little beyond _MANY_ROWS."""
+        counts = (
+            f"SELECT '{table}', count(*) FROM (SELECT 1 FROM `{table}` LIMIT {_MANY_ROWS + 1}) some"
+            for table in self._schema
+        )
+        return dict(connection.exec_driver_sql(" UNION ALL ".join(counts)).all())
+
+    def _numbered_anew(self, connection: sa.Connection) -> bool:
+        """Let each table count from 1 again; whether all are then what the migration made."""
+        for table, statement in _create_statements(connection).items():
+            if statement != self._schema[table]:
+                connection.exec_driver_sql(f"ALTER TABLE `{table}` AUTO_INCREMENT = 1")
+        return _create_statements(connection) == self._schema
+
+
+def _create_statements(connection: sa.Connection) -> dict[str, str]:
+    """What makes each table, with the next number that it gives."""
+    tables = connection.exec_driver_sql("SHOW TABLES").scalars().all()
+    return {table: connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").one()[1] for table in tables}
+
+
+def _identity() -> tuple[str, str]:
+    """A namespace and a secret."""
+    return uuid.uuid4().hex[:12], secrets.token_hex(32)

@@ -1,0 +1,159 @@
+"""What the state machine test drives: a broker, a coordinator whose moments are seen, workers, and how one answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import redis
+from hypothesis import strategies as st
+
+from tuna.libraries.base import Step
+from tuna.libraries.items import WorkItem
+from tuna.pipeline.coordinator import Coordinator
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
+from tuna.settings import Settings
+from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause, Resource, State
+
+MAX = 2
+#: So many rounds of work are enough, whatever happened before.
+ROUNDS = 20
+#: By its steps, where a job ends when all goes well.
+ENDS = {"build,link,measure": State.EVALUATED, "build": State.COMPILED, "measure": State.EVALUATED}
+LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
+#: In the place of the holder of a chunk whose worker was put out.
+NOBODY = ""
+LIE = "a lie"
+PICK = st.integers(0, 40)
+CAUSES = st.sampled_from([None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST])
+HISTORY = """
+CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, to_state, to_attempt, to_chunk,
+    step, result_attempt, cause, worker, words);
+CREATE TRIGGER answered AFTER INSERT ON step_result BEGIN
+    INSERT INTO history (job, state, attempt, chunk, step, result_attempt, cause, worker, words)
+    SELECT id, state, attempt, chunk, NEW.step, NEW.attempt, NEW.cause, NEW.worker, NEW.output_tail
+    FROM job WHERE id = NEW.job_id; END;
+CREATE TRIGGER moved AFTER UPDATE OF state, attempt, chunk ON job BEGIN
+    INSERT INTO history (job, state, attempt, chunk, to_state, to_attempt, to_chunk)
+    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, NEW.state, NEW.attempt, NEW.chunk); END;
+"""
+
+
+class SmallChunks(NoopLibrary):
+    """Two steps on a CPU and one on a device."""
+
+    steps = tuple(
+        Step(name, resource, chunk=3)
+        for name, resource in (("build", Resource.CPU), ("link", Resource.CPU), ("measure", Resource.DEVICE))
+    )
+
+
+LIBRARY = SmallChunks()
+STEPS = st.sampled_from(LIBRARY.steps)
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+class Broker:
+    """In the place of Celery and of its broker: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Chunk] = []
+        self.delivered: list[Chunk] = []
+
+    def send_task(self, _name: str, kwargs: dict[str, str], **_: Any) -> None:
+        self.waiting.append(Chunk.model_validate_json(kwargs["chunk"]))
+
+    def producer_or_acquire(self) -> Any:
+        return contextlib.nullcontext()
+
+    def connection_for_read(self) -> Any:
+        return contextlib.nullcontext(SimpleNamespace(channel=lambda: self, channel_errors=()))
+
+    def queue_declare(self, _queue: str, passive: bool) -> Any:
+        return SimpleNamespace(message_count=len(self.waiting))
+
+    def close(self) -> None:
+        pass
+
+
+class Moments:
+    """What shall happen, once, in the middle of what a coordinator does."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Callable[[], None]] = {}
+
+    def come(self, name: str) -> None:
+        self.plans.pop(name, lambda: None)()
+
+
+class ObservedLeases(Leases):
+    moments: Moments
+    opened: Callable[[Sequence[str]], None]
+
+    def open(self, chunks: Iterable[str]) -> None:
+        chunks = list(chunks)
+        self.moments.come("claimed")
+        super().open(chunks)
+        self.opened(chunks)
+
+    def drop(self, chunks: Sequence[str]) -> None:
+        self.moments.come("released")
+        super().drop(chunks)
+
+
+class ObservedCoordinator(Coordinator):
+    moments: Moments
+
+    def _send(self, *args: Any) -> None:
+        self.moments.come("opened")
+        super()._send(*args)
+
+    def _drain_all(self) -> None:
+        super()._drain_all()
+        self.moments.come("drained")
+
+
+@dataclass
+class Worker:
+    """One that took a chunk, and perhaps lost it since."""
+
+    name: str
+    chunk: Chunk
+    todo: list[WorkItem]
+
+    @property
+    def token(self) -> str:
+        return f"{self.name}:1/x"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A result that Redis took."""
+
+    chunk: str
+    worker: str
+    job: int
+    step: str
+    attempt: int
+    cause: str | None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What all examples share."""
+
+    database: Path
+    session_id: int
+    client: redis.Redis
+    settings: Settings
+    folder: Path
