@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuna.api import open_database
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
-from tuna.cli.database import open_database
 from tuna.cli.mituna import common
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuna.cli.database import open_database
-from tuna.reports.status import LiveSession, Snapshot, Watcher
-from tuna.settings import get_settings
+from tuna import api
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from tuna.reports.status import LiveSession, Snapshot
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
 _MOST_SESSIONS = 12
@@ -29,7 +29,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    watcher = Watcher(open_database(), get_settings(), session_id)
+    watcher = api.watcher(session_id)
     console = Console()
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not console.is_terminal:

@@ -151,6 +151,7 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
             Solver.name.label("solver"),
             FindDb.time_ms,
             FindDb.workspace_bytes,
+            FindDb.params,
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
@@ -211,6 +212,7 @@ def _solver(row: Any, searches: Mapping[int, _Search], flops: int | None, best_m
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
         times_slower=time_ms / best_ms if time_ms and best_ms else None,
         workspace_bytes=row.workspace_bytes,
+        params=row.params or "",
         trials=search.trials,
         failed=search.failed,
     )
