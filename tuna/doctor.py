@@ -31,7 +31,7 @@ _COLLATION = "utf8mb4_bin"
 #: The largest kernels have some MiB; a statement may need twice as many.
 _PACKET_BYTES = 64 << 20
 _BROKER_WAIT_S = 3
-_LITTLE_SPACE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def of_disk(settings: Settings) -> Iterator[Finding]:
     place = next(folder for folder in (settings.home, *settings.home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     text = f"{settings.home}: {free / 1e9:.1f} GB free"
-    yield Finding("disk", free >= _LITTLE_SPACE_BYTES, text, "make room, or set TUNA_HOME to another disk")
+    yield Finding("disk", free >= _MIN_FREE_BYTES, text, "make room, or set TUNA_HOME to another disk")
 
 
 def of_cores() -> Iterator[Finding]:

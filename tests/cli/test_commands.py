@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,6 +118,35 @@ def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     assert found["redis"]["ok"]
     assert found["database"]["ok"]
     assert found["artifacts"]["ok"]
+
+
+def test_a_library_that_is_not_here_is_absent_and_no_fault(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tuna.settings import get_settings
+
+    monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
+    get_settings.cache_clear()
+    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    assert (found["library miopen"]["ok"], found["library miopen"]["absent"]) == (True, True)
+    assert not found["library noop"]["absent"]
+    ended = type_in("go_fish", "--status")
+    assert ended.code == 0
+    assert re.search(r"^ ?absent +library miopen +not usable here: ", ended.out, re.MULTILINE)
+
+
+def test_no_new_jobs_come_with_the_reason(loaded: Type) -> None:
+    again = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small")
+    assert again.out == "New jobs added: 0\n"
+    assert "each of the 20 applicable pairs of layer and solver has its job already" in again.err
+
+
+def test_a_report_is_a_file_or_json(loaded: Type, tmp_path: Path) -> None:
+    assert loaded("tuna", "report", "--session-id", 1).out == "session-1.html\n"
+    assert (tmp_path / "session-1.html").exists()
+    figures = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
+    assert (figures["jobs"], len(figures["layers"])) == ({"new": 20}, 2)
+    assert loaded("tuna", "report", "--session-id", 1, "--json", "-o", "x.html").code == 2
 
 
 def test_jobs_are_canceled_and_retried(loaded: Type) -> None:

@@ -36,9 +36,9 @@ def split(text: str | None) -> list[str]:
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
 
 
-def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, Any]:
+def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, int | float | str]:
     """Job options from `--option name=value` and `--candidates`; numbers become numbers."""
-    options: dict[str, Any] = {}
+    options: dict[str, int | float | str] = {}
     for pair in pairs:
         name, mark, value = pair.partition("=")
         if not mark or not name:

@@ -15,6 +15,8 @@ from tuna import api
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
     from tuna.reports.status import LiveSession, Snapshot
 
@@ -77,7 +79,7 @@ def _chosen(snapshot: Snapshot) -> list[LiveSession]:
     return sorted(first, key=lambda session: session.overview.session_id)
 
 
-def _table(*columns: str, right: tuple[int, ...] = ()) -> Any:
+def _table(*columns: str, right: tuple[int, ...] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -87,7 +89,7 @@ def _table(*columns: str, right: tuple[int, ...] = ()) -> Any:
     return table
 
 
-def _sessions(snapshot: Snapshot) -> Any:
+def _sessions(snapshot: Snapshot) -> Table:
     from rich.text import Text
 
     columns = ("session", "library", "reason", "jobs by state", "done", "results/s", "ETA", "efficiency", "device idle")
@@ -109,7 +111,7 @@ def _sessions(snapshot: Snapshot) -> Any:
     return table
 
 
-def _workers(snapshot: Snapshot) -> Any:
+def _workers(snapshot: Snapshot) -> Table | Text:
     from rich.text import Text
 
     if snapshot.workers is None:
