@@ -101,6 +101,19 @@ def test_every_layer_is_listed_and_what_failed_says_so(build: DatabaseBuilder, t
     assert text.count("<svg") == 5
 
 
+def test_params_of_winners_are_shown_cut_where_they_are_long(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session = tuned_network(build)
+    build.connection.execute(sa.update(models.FindDb).values(params="tile=8,<b>"))
+    _, page = page_of(build, session, tmp_path / "r.html")
+    winners = build.connection.execute(sa.select(sa.func.count()).select_from(models.FindDb)).scalar_one()
+    assert page.text.count("tile=8,<b>") == winners > 0
+    assert "characters, all of them" not in page.text
+    build.connection.execute(sa.update(models.FindDb).values(params="tile=8," * 1000))
+    _, page = page_of(build, session, tmp_path / "r.html")
+    assert page.text.count("7,000 characters, all of them in tuna report --json") == winners
+    assert "tile=8," * 72 not in page.text
+
+
 def test_a_session_without_results_says_so(build: DatabaseBuilder, tmp_path: Path) -> None:
     session = build.session()
     assert "There are no results in this session yet." in page_of(build, session, tmp_path / "r.html")[1].text

@@ -29,6 +29,7 @@ def quickstart(output: Path, candidates: int) -> int:
 
     Started again it goes on where it was; what is measured is not measured again.
     """
+    output.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is told before the tuning, not after it
     session = api.init_session("tvm", "quickstart")
     session_id = session.id
     show.started(session)
@@ -39,7 +40,6 @@ def quickstart(output: Path, candidates: int) -> int:
     show.loaded(api.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates}))
     errored = work_through(session_id, workers=True)
     complete = _print_winners(session_id)
-    output.mkdir(parents=True, exist_ok=True)
     click.echo("\nDatabases:")
     for form in FORMS:
         transfer.export(session_id, form, output)

@@ -17,6 +17,8 @@ from tuna.reports.report_data import LayerFigures, ReportFigures
 
 #: Layers that get a curve; of more, those that take the longest.
 MAX_CURVES = 60
+#: Characters of a winner's params that the page shows: a TVM schedule has thousands, and there is one for each solver.
+MAX_PARAMS = 500
 _DASH = "–"
 
 
@@ -47,7 +49,7 @@ def render(figures: ReportFigures) -> str:
     decimals = decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers)
     environment.filters["ms"] = lambda value: milliseconds(value, decimals)
     return environment.get_template("report.html.j2").render(
-        figures=figures, curves=_curves(figures.layers), field=curves, max_curves=MAX_CURVES
+        figures=figures, curves=_curves(figures.layers), field=curves, max_curves=MAX_CURVES, max_params=MAX_PARAMS
     )
 
 
