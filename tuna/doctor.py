@@ -1,11 +1,12 @@
-"""What each service is like, and what to change so that nothing is lost: the service part of `tuna doctor`."""
+"""What this machine and its services can do, and what to change so that nothing is lost."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,11 +15,14 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.errors import StoreAway
+from tuna.errors import ServiceError, StoreAway, TunaError
+from tuna.libraries.registry import get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
-from tuna.settings import Settings
+from tuna.sandbox.cores import compile_cpus, eval_cpus
+from tuna.settings import Settings, get_settings
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
@@ -27,6 +31,7 @@ _COLLATION = "utf8mb4_bin"
 #: The largest kernels have some MiB; a statement may need twice as many.
 _PACKET_BYTES = 64 << 20
 _BROKER_WAIT_S = 3
+_MIN_FREE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,57 @@ class Finding:
     text: str
     hint: str = ""
     warning: bool = False
+    absent: bool = False  #: a library that cannot be used on this machine, which is no fault
+
+
+def check(library: str | None = None) -> list[Finding]:
+    """Look at disk, database, Redis, broker, artifact store, cores and libraries, or at `library` alone of those.
+
+    What does not answer is a finding too. Uses the settings of the process, and starts embedded services.
+    """
+    settings = get_settings()
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "disk": lambda: of_disk(settings),
+        "database": lambda: of_sql(open_database()),
+        "redis": lambda: of_redis(settings),
+        "broker": lambda: of_broker(settings) if _broker_is_apart(settings) else (),
+        "artifacts": lambda: of_artifacts(settings),
+        "cores": of_cores,
+    }
+    found = [finding for what, look in checks.items() for finding in _answered(what, look)]
+    return found + [of_library(name) for name in ([library] if library else names())]
+
+
+def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    try:
+        return list(look())
+    except (TunaError, redis.RedisError, DBAPIError) as error:
+        hint = "start it, or correct its URL" if isinstance(error, ServiceError) else getattr(error, "hint", "")
+        return [Finding(what, False, str(error).splitlines()[0], hint)]
+
+
+def of_disk(settings: Settings) -> Iterator[Finding]:
+    """The disk of TUNA_HOME."""
+    place = next(folder for folder in (settings.home, *settings.home.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{settings.home}: {free / 1e9:.1f} GB free"
+    yield Finding("disk", free >= _MIN_FREE_BYTES, text, "make room, or set TUNA_HOME to another disk")
+
+
+def of_cores() -> Iterator[Finding]:
+    """Which cores measure and which compile."""
+    measuring, compiling = eval_cpus(), compile_cpus()
+    text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
+    shared = bool(set(measuring) & set(compiling))
+    yield Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
+
+
+def of_library(name: str) -> Finding:
+    """A library and the environment that it sees here."""
+    try:
+        return Finding(f"library {name}", True, str(get_library(name).environment()))
+    except TunaError as error:
+        return Finding(f"library {name}", True, f"not usable here: {error} {error.hint}".strip(), absent=True)
 
 
 def _judge(what: str, bad: bool, text: str, hint: str, *, warning: bool = False) -> Finding:
@@ -126,7 +182,8 @@ def _table_rights(engine: sa.Engine) -> Finding:
 
 
 def of_redis(settings: Settings) -> Iterator[Finding]:
-    """The Redis of results and leases, embedded or not."""
+    """The Redis of results and leases, embedded or not; the embedded one is started."""
+    services.ensure_services(settings)
     client: Any = services.connect(settings)
     embedded = settings.redis_url is None and services.uses_embedded(settings)
     before = time.time()
@@ -200,6 +257,10 @@ def _redis_rights(client: Any) -> Finding:
     except redis.ResponseError as error:
         return Finding("redis stream", False, str(error), "docker/redis-start has the rights that Tuna needs")
     return Finding("redis stream", True, "can be written, scripts run")
+
+
+def _broker_is_apart(settings: Settings) -> bool:
+    return settings.broker_url is not None and services.broker_url(settings) != services.redis_url(settings)
 
 
 def of_broker(settings: Settings) -> Iterator[Finding]:

@@ -20,6 +20,10 @@ class State(str, Enum):
     CANCELED = "canceled"  #: a person ended it
 
 
+#: A lease exists: a worker or a queue has the job.
+IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
+
+
 class Resource(str, Enum):
     """What a step runs on."""
 

@@ -152,3 +152,24 @@ def test_an_export_of_nothing_writes_nothing(loaded: Type, tmp_path: Path) -> No
         assert ended.code != 0
         assert ended.err.startswith("Error: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "layers.txt"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tuna", "status", "--session-id"),
+        ("tuna", "run", "--session-id"),
+        ("tuna", "report", "--session-id"),
+        ("tuna", "cancel", "--session-id", "1", "--job"),
+        ("tuna", "golden", "build", "1", "--session-id"),
+        ("load_job", "-t", "small", "-l", "x", "--session_id"),
+        ("export_db", "-f", "--session_id"),
+        ("go_fish", "noop", "--update_applicability", "--session_id"),
+    ],
+    ids=" ".join,
+)
+def test_an_id_that_no_database_can_hold_is_a_bad_value(loaded: Type, words: tuple[str, ...]) -> None:
+    ended = loaded(*words, "1" + 22 * "0")
+    assert ended.code == 2
+    assert "10000000000000000000000 is no id" in ended.err
+    assert loaded(*words, 2**63 - 1).code == 3, "one that is just not there is told so"

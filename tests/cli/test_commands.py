@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
-from tuna.cli import look
 from tuna.cli.main import COMMANDS
+from tuna.db.overview import Overview
 from tuna.pipeline.states import IN_FLIGHT
+from tuna.vocabulary import State
 
 Type = Callable[..., object]
 
@@ -37,8 +39,9 @@ def test_help_imports_neither_sql_nor_celery_nor_tvm() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_status_knows_the_same_states_in_flight_as_the_pipeline() -> None:
-    assert frozenset(state.value for state in IN_FLIGHT) == look._IN_FLIGHT
+def test_status_counts_as_in_flight_what_the_pipeline_does() -> None:
+    jobs = {state.value: 1 for state in State}
+    assert Overview(1, "noop", "", "", "", jobs, ()).in_flight == len(IN_FLIGHT)
 
 
 def test_the_same_session_is_found_again(type_in: Type) -> None:
@@ -117,6 +120,35 @@ def test_doctor_finds_this_machine_usable(type_in: Type) -> None:
     assert found["artifacts"]["ok"]
 
 
+def test_a_library_that_is_not_here_is_absent_and_no_fault(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tuna.settings import get_settings
+
+    monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
+    get_settings.cache_clear()
+    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    assert (found["library miopen"]["ok"], found["library miopen"]["absent"]) == (True, True)
+    assert not found["library noop"]["absent"]
+    ended = type_in("go_fish", "--status")
+    assert ended.code == 0
+    assert re.search(r"^ ?absent +library miopen +not usable here: ", ended.out, re.MULTILINE)
+
+
+def test_no_new_jobs_come_with_the_reason(loaded: Type) -> None:
+    again = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small")
+    assert again.out == "New jobs added: 0\n"
+    assert "each of the 20 applicable pairs of layer and solver has its job already" in again.err
+
+
+def test_a_report_is_a_file_or_json(loaded: Type, tmp_path: Path) -> None:
+    assert loaded("tuna", "report", "--session-id", 1).out == "session-1.html\n"
+    assert (tmp_path / "session-1.html").exists()
+    figures = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
+    assert (figures["jobs"], len(figures["layers"])) == ({"new": 20}, 2)
+    assert loaded("tuna", "report", "--session-id", 1, "--json", "-o", "x.html").code == 2
+
+
 def test_jobs_are_canceled_and_retried(loaded: Type) -> None:
     assert loaded("tuna", "retry", "--session-id", 1).out == "session 1: no job is concerned\n"
     assert loaded("tuna", "cancel", "--session-id", 1, "--job", 1).out == "session 1: 1 job canceled (1 were new)\n"
@@ -138,14 +170,14 @@ def test_status_and_help_load_no_report(type_in: Type) -> None:
     type_in("tuna", "status")
     code = (
         "import sys; from tuna.cli.main import guarded, tuna; guarded(tuna, ['status']);"
-        "print([m for m in ('matplotlib', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base') if m in sys.modules])"
+        "print([m for m in ('prometheus_client', 'jinja2', 'celery', 'tuna.configs', 'tuna.libraries.base') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
 
 
 def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: Path) -> None:
-    from tuna.cli.database import open_database
+    from tuna.api import open_database
 
     engine = open_database()
     with engine.connect() as connection:

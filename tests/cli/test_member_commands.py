@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tuna.cli.database import open_database
+from tuna.api import open_database
 from tuna.cli.members import join_line
 from tuna.db import sessions
 from tuna.db.engine import reading

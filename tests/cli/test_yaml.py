@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tuna.cli.mituna import yaml_steps
+from tuna.cli.mituna.go_fish import go_fish
 from tuna.errors import BadInput
 
 
 def lines_of(document: dict[str, Any], library: str = "noop") -> list[list[str]]:
-    return yaml_steps.command_lines(document, library)
+    return yaml_steps.command_lines(document, library, go_fish)
 
 
 def test_steps_become_command_lines_in_their_order() -> None:

@@ -13,8 +13,8 @@ from builders import DRIVERS, DatabaseBuilder, tuned_network
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
-from tuna.reports import html
-from tuna.reports.curves import draw
+from tuna.reports import curves, html
+from tuna.reports.curves import curve
 from tuna.reports.html import write_report
 from tuna.reports.queries import best_so_far
 
@@ -68,9 +68,7 @@ def test_the_report_is_valid_and_needs_nothing_else(build: DatabaseBuilder, tmp_
     assert not page.tags & {"script", "link", "iframe", "img", "object", "embed"}
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert not re.search(r"@import|https?://(?!www\.w3\.org)", text)
-    references = set(re.findall(r"url\(#([^)]+)\)", text))
-    assert references
-    assert references <= set(page.ids)
+    assert "url(" not in text
 
 
 def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_path: Path) -> None:
@@ -101,6 +99,19 @@ def test_every_layer_is_listed_and_what_failed_says_so(build: DatabaseBuilder, t
     assert 'error: "tile size" <script>alert(1)</script> & no register left' in page.text
     assert "tuna reproduce --library tvm --step eval" in page.text
     assert text.count("<svg") == 5
+
+
+def test_params_of_winners_are_shown_cut_where_they_are_long(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session = tuned_network(build)
+    build.connection.execute(sa.update(models.FindDb).values(params="tile=8,<b>"))
+    _, page = page_of(build, session, tmp_path / "r.html")
+    winners = build.connection.execute(sa.select(sa.func.count()).select_from(models.FindDb)).scalar_one()
+    assert page.text.count("tile=8,<b>") == winners > 0
+    assert "characters, all of them" not in page.text
+    build.connection.execute(sa.update(models.FindDb).values(params="tile=8," * 1000))
+    _, page = page_of(build, session, tmp_path / "r.html")
+    assert page.text.count("7,000 characters, all of them in tuna report --json") == winners
+    assert "tile=8," * 72 not in page.text
 
 
 def test_a_session_without_results_says_so(build: DatabaseBuilder, tmp_path: Path) -> None:
@@ -141,23 +152,58 @@ def test_a_full_disk_keeps_the_older_report(
 
 
 def test_curves_of_one_or_of_very_many_trials_can_be_drawn() -> None:
-    one = draw(best_so_far([(None, 0, 1.5)]), "1")
-    assert one.startswith("<svg viewBox=")
-    many = draw(best_so_far([(None, number, 1000.0 / (1 + number)) for number in range(20_000)]), "2")
-    assert len(many) < 2_000_000
-    for svg in (one, many):
-        assert "var(--curve)" in svg
-        assert "<?xml" not in svg
-        assert not re.search("#01020[3-6]|<metadata|font-family: '", svg)
+    one = curve(best_so_far([(None, 0, 1.5)]))
+    assert (len(one.dots), one.trials, one.best_ms) == (1, 1, 1.5)
+    assert (one.end, one.line) == (one.dots[0], f"M{one.end.x},{one.end.y}H{one.end.x}")
+    many = curve(best_so_far([(None, number, 1000.0 / (1 + number)) for number in range(20_000)]))
+    assert many.trials == 20_000
+    assert len(many.dots) <= 401
+    assert many.line.count("V") == 19_999, "the line has every step"
 
 
-def test_the_style_of_the_user_does_not_matter() -> None:
-    mpl = pytest.importorskip("matplotlib")
-    points = best_so_far([(None, number, 10.0 / (1 + number)) for number in range(9)])
-    plain = draw(points, "1")
-    with mpl.rc_context({"font.size": 20, "axes.grid": True, "lines.linewidth": 9}):
-        assert draw(points, "1") == plain
-        assert mpl.rcParams["font.size"] == 20
+def test_a_curve_stays_in_its_field_and_ends_at_the_best_time() -> None:
+    times = [9.0, 4.0, 5.0, 2.0, 40.0, 2.5]
+    drawn = curve(best_so_far([(None, number, time_ms) for number, time_ms in enumerate(times)]))
+    xs, ys = [float(dot.x) for dot in drawn.dots], [float(dot.y) for dot in drawn.dots]
+    assert len(drawn.dots) == 4, "9 ms and 40 ms are far above the line"
+    assert curves.LEFT <= min(xs) < max(xs) <= curves.RIGHT
+    assert curves.TOP <= min(ys) < max(ys) <= curves.BOTTOM
+    assert float(drawn.end.y) == max(ys), "larger is lower, and lower is faster"
+    heights = [float(number) for number in re.findall(r"[V,]([\d.]+)", drawn.line)]
+    assert heights == sorted(heights), "the best time never grows"
+    assert min(heights) >= curves.TOP
+    assert drawn.line.count("V") == 2
+
+
+@pytest.mark.parametrize(
+    ("high", "gaps", "whole", "expected"),
+    [
+        (2, 5, True, [0, 1, 2]),
+        (6, 5, True, [0, 2, 4, 6]),
+        (1000, 5, True, [0, 200, 400, 600, 800, 1000]),
+        (1.0, 4, False, [0, 0.5, 1.0]),
+        (0.0173, 4, False, [0, 0.005, 0.01, 0.015]),
+    ],
+)
+def test_marks_of_an_axis_are_round_numbers(high: float, gaps: int, whole: bool, expected: list[float]) -> None:
+    assert curves.ticks(high, gaps, whole=whole) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"),
+    [(0.0173, ["0.000", "0.005", "0.010", "0.015"]), (9000.0, ["0", "5,000"]), (3.0, ["0", "1", "2", "3"])],
+)
+def test_marks_say_just_what_tells_them_apart(high: float, expected: list[str]) -> None:
+    assert [curves.label(value, high) for value in curves.ticks(high, 4)] == expected
+
+
+def test_a_curve_says_in_words_what_it_shows(build: DatabaseBuilder, tmp_path: Path) -> None:
+    text, page = page_of(build, tuned_network(build), tmp_path / "r.html")
+    assert page.text.count("Time of each trial and the best so far") == text.count("<svg") == 5
+    named = [value.split() for name, value in page.attributes if name == "aria-labelledby" and value]
+    assert len(named) == 5
+    assert {one for ids in named for one in ids} <= set(page.ids)
+    assert not re.search(r'(fill|stroke)="(?!var\(|none)', text), "all colours are the page's"
 
 
 @pytest.mark.parametrize(

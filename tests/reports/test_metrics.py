@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 from kombu import Connection, Queue
 from million_jobs import fill
+from prometheus_client.parser import text_string_to_metric_families
 
 from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
@@ -37,17 +38,19 @@ def _settings(tmp_path: Path, client: redis.Redis | None) -> Settings:
 
 
 def _read(text: str) -> dict[str, float]:
-    """Samples by name with labels; checks each line."""
+    """Samples by name with labels in the order of the table; checks each line."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith("#"):
             continue
         match = LINE.match(line)
         assert match, line
-        labels = set(re.findall(r'(\w+)="', match[2] or ""))
-        assert labels == set(METRICS[match[1]].labels)
-        assert line.rpartition(" ")[0] not in found, "given twice"
-        found[line.rpartition(" ")[0]] = float(match[6])
+        labels = dict(re.findall(r'(\w+)="((?:[^"\\\n]|\\["\\n])*)"', match[2] or ""))
+        assert set(labels) == set(METRICS[match[1]].labels)
+        pairs = ",".join(f'{name}="{labels[name]}"' for name in METRICS[match[1]].labels)
+        sample = match[1] + (f"{{{pairs}}}" if pairs else "")
+        assert sample not in found, "given twice"
+        found[sample] = float(match[6])
     return found
 
 
@@ -163,13 +166,24 @@ def test_a_counter_that_is_still_being_read_is_left_out(
 def test_label_values_are_escaped() -> None:
     samples = Samples()
     samples.set("tuna_queue_items", 1, 'compile.a"b\\c\nd')
-    assert text_of(samples).splitlines()[-1] == r'tuna_queue_items{queue="compile.a\"b\\c\nd"} 1'
+    assert text_of(samples).splitlines()[-1] == r'tuna_queue_items{queue="compile.a\"b\\c\nd"} 1.0'
 
 
 def test_big_counters_keep_their_digits() -> None:
     samples = Samples()
     samples.set("tuna_results_drained_total", 12_345_678_901)
-    assert text_of(samples).splitlines()[-1] == "tuna_results_drained_total 12345678901"
+    assert _read(text_of(samples)) == {"tuna_results_drained_total": 12_345_678_901}
+
+
+def test_prometheus_own_parser_finds_each_metric_with_its_kind_and_nothing_else() -> None:
+    samples = Samples()
+    for name, metric in METRICS.items():
+        samples.set(name, 1, *metric.labels)
+    families = list(text_string_to_metric_families(text_of(samples)))
+    assert {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families} == {
+        name: metric.kind for name, metric in METRICS.items()
+    }
+    assert [sample.name for family in families for sample in family.samples] == list(METRICS)
 
 
 @pytest.fixture

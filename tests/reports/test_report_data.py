@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -171,3 +172,19 @@ def test_the_whole_network_adds_up(build: DatabaseBuilder) -> None:
     assert sum(number for _, number in figures.jobs) == 17
     assert 0 < (figures.idle_share or 0) < 1
     assert 0 < (figures.peak_share or 0) < 1
+
+
+def test_the_figures_have_a_json_form_with_the_winners_params(build: DatabaseBuilder) -> None:
+    session = tuned_network(build)
+    figures = read_figures(build.connection, session)
+    document = json.loads(json.dumps(figures.as_json()))
+    best = document["layers"][0]["solvers"][0]
+    stored = build.connection.execute(
+        sa.select(models.FindDb.params).where(models.FindDb.job_id == best["job_id"])
+    ).scalar_one()
+    assert best["params"] == stored != ""
+    assert document["layers"][0]["speed_up"] == figures.layers[0].speed_up
+    assert document["header"]["first"] == figures.header.first.isoformat()  # type: ignore[union-attr]
+    assert document["header"]["environment"]["Library"] == "tvm"
+    assert document["jobs"] == dict(figures.jobs)
+    assert document["trials"] == figures.trials

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuna.cli.mituna import yaml_steps
+from tuna.cli.mituna.go_fish import go_fish
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
@@ -106,7 +107,7 @@ def test_an_impossible_number_in_a_layer_loses_only_its_line(tmp_path: Path) -> 
 def test_a_hostile_yaml_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "steps.yaml"
     path.write_text(text)
-    _refused(lambda: yaml_steps.run_file(path, "noop"), word)
+    _refused(lambda: yaml_steps.run_file(path, "noop", go_fish), word)
 
 
 def test_a_yaml_file_nested_100000_times_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
@@ -120,7 +121,7 @@ def test_references_that_multiply_are_refused_before_they_do(tmp_path: Path) -> 
     path = tmp_path / "steps.yaml"
     text = "\n".join(["a0: &a0 [x]", *levels])
     path.write_text(text + "\ninit_session: {enabled: true, label: *a29}\n")
-    _refused(lambda: yaml_steps.run_file(path, "noop"))
+    _refused(lambda: yaml_steps.run_file(path, "noop", go_fish))
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import pytest
 import sqlalchemy as sa
 from command_lines import PROGRAMS
 
-from tuna.cli import actions
+from tuna import api
 from tuna.cli.main import COMMANDS
 from tuna.db.engine import make_engine, reading
 from tuna.db.models import Base, ConfigTag, Framework, Job, Model, Session
 from tuna.settings import get_settings
+from tuna.workers.session_run import Progress
 
 Type = Callable[..., Any]
 NASTY = {
@@ -142,8 +143,10 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("applicability", "--session-id", 1), ("load-jobs", "--session-id", 1, "-l", "test"),
     ):  # fmt: skip
         assert type_in("tuna", *words).code == 0
-    monkeypatch.setattr(actions, "enqueue", lambda *_, **__: 0)
-    monkeypatch.setattr(actions, "execute_on_workers", lambda _: 0)
+    through = Progress({}, total=1, unfinished=0, errored=0)
+    monkeypatch.setattr(api, "enqueue", lambda *_, **__: through)
+    monkeypatch.setattr(api, "run", lambda *_, **__: through)
+    monkeypatch.setattr(api, "remote_exec", lambda _: [])
     return type_in
 
 

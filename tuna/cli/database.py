@@ -1,55 +1,10 @@
-"""Opens the database for a command, and `tuna db`."""
+"""`tuna db`: looks after the database."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import click
 
-from tuna.errors import BadInput
-from tuna.settings import get_settings
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-
-def open_database() -> sa.Engine:
-    """The database of the settings with a current schema: an embedded one is made and upgraded by itself."""
-    from tuna import logs
-    from tuna.db import schema
-
-    logs.configure(get_settings().log_level, get_settings().log_format)
-    engine = connect_database()
-    schema.require(engine, embedded=get_settings().embedded_db)
-    return engine
-
-
-def connect_database() -> sa.Engine:
-    """The database of the settings, whatever its schema."""
-    from tuna.db.engine import make_engine
-
-    settings = get_settings()
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if settings.embedded_db:
-            _make_private(settings.home / "tuna.sqlite")
-    except OSError as error:
-        raise BadInput(f"The folder {settings.home} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
-    return make_engine(settings.sql_url)
-
-
-def _make_private(path: Path) -> None:
-    """Make the file before SQLite does, which gives the files beside it the same permissions.
-
-    A file that is there is not touched: closing it would drop every lock that this process has on it (POSIX), and then
-    the next process to leave takes the write-ahead log for its own and deletes it.
-    """
-    with contextlib.suppress(FileExistsError):
-        if not path.exists():
-            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
+from tuna import api
 
 
 @click.group()
@@ -60,10 +15,5 @@ def db() -> None:
 @db.command()
 def upgrade() -> None:
     """Bring the schema of the database to the one that this version needs."""
-    from tuna.db import schema
-
-    engine = connect_database()
-    before = schema.revision(engine)
-    schema.upgrade(engine)
-    where = engine.url.render_as_string(hide_password=True)
-    click.echo(f"{where}: schema {before or 'none'} -> {schema.HEAD}")
+    done = api.upgrade_database()
+    click.echo(f"{done.url}: schema {done.before or 'none'} -> {done.after}")

@@ -111,7 +111,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
     """Check a folder of databases by the rules of MIOpen's own test. Exit 1 if a rule is broken."""
-    from tuna.cli.database import open_database
+    from tuna.api import open_database
     from tuna.db import solvers
     from tuna.db.engine import reading
     from tuna.exports.check import check

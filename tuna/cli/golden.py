@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuna.api import open_database
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
-from tuna.cli.database import open_database
 from tuna.cli.mituna import common
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _share(_: click.Context, parameter: click.Parameter, text: str | None) -> fl
     return share
 
 
-def _gate(command: Any) -> Any:
+def _gate(command: Callable[..., int | None]) -> Callable[..., int | None]:
     gain = click.option("--min-gain", callback=_share, help="The total weighted time must shrink by so much.")
     loss = click.option("--max-regression", callback=_share, help="No layer may be slower by more, and none missing.")
     return loss(gain(command))
@@ -48,7 +49,7 @@ def golden() -> None:
 
 @golden.command()
 @_version
-@click.option("--session-id", type=click.IntRange(min=1), help="Session whose results go in.")
+@click.option("--session-id", type=options.ID, help="Session whose results go in.")
 @click.option("--base", type=_NUMBER, help="Version to start from.")
 @click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
 @click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
@@ -113,7 +114,7 @@ def _row(one: Version, current: bool) -> tuple[object, ...]:
 @golden.command()
 @_version
 @click.option("--against", type=_NUMBER, help="Version to compare with; default: the base.")
-@click.option("--session-id", type=click.IntRange(min=1), help="Compare what this session found with VERSION instead.")
+@click.option("--session-id", type=options.ID, help="Compare what this session found with VERSION instead.")
 @_gate
 @_library
 @options.as_json

@@ -8,7 +8,25 @@ import click
 
 from tuna.errors import BadInput
 
-session_id = click.option("--session-id", "session_id", type=click.IntRange(min=1), required=True, help="The session.")
+#: Of a signed integer of 64 bits.
+_LARGEST_ID = 2**63 - 1
+
+
+class _Id(click.IntRange):
+    """A number of the database's; a larger one than it can hold is told like any other bad value."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = super().convert(value, param, ctx)
+        if number > _LARGEST_ID:
+            self.fail(f"{number} is no id.", param, ctx)
+        return number
+
+
+ID = _Id()
+session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
@@ -18,9 +36,9 @@ def split(text: str | None) -> list[str]:
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
 
 
-def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, Any]:
+def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, int | float | str]:
     """Job options from `--option name=value` and `--candidates`; numbers become numbers."""
-    options: dict[str, Any] = {}
+    options: dict[str, int | float | str] = {}
     for pair in pairs:
         name, mark, value = pair.partition("=")
         if not mark or not name:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
-from tuna.cli import actions, transfer
+from tuna import api
+from tuna.cli import show, transfer
 from tuna.cli.console import print_table
+from tuna.cli.work import work_through
 
 TAG = "resnet50-quick"
 #: Per layer and solver; the layers of the list have four solvers or more, so at least 24 a layer.
@@ -27,20 +29,22 @@ def quickstart(output: Path, candidates: int) -> int:
 
     Started again it goes on where it was; what is measured is not measured again.
     """
-    session_id = actions.init_session("tvm", "quickstart")
+    output.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is told before the tuning, not after it
+    session = api.init_session("tvm", "quickstart")
+    session_id = session.id
+    show.started(session)
     with as_file(files("tuna.data") / "resnet50_quick.txt") as path:
-        transfer.import_configs(path, TAG)
-    actions.update_solvers("tvm")
-    actions.update_applicability(session_id, TAG)
-    actions.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates})
-    errored = actions.enqueue(session_id, [], workers=True)
+        show.imported(lambda: api.import_configs(path, TAG), TAG)
+    click.echo(f"tvm has {api.update_solvers('tvm')} solvers")
+    show.applicability(api.update_applicability(session_id, TAG))
+    show.loaded(api.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates}))
+    errored = work_through(session_id, workers=True)
     complete = _print_winners(session_id)
-    output.mkdir(parents=True, exist_ok=True)
     click.echo("\nDatabases:")
     for form in FORMS:
         transfer.export(session_id, form, output)
     click.echo("\nReport:")
-    actions.write_report(session_id, output / "report.html")
+    click.echo(str(api.write_report(session_id, output / "report.html")))
     if errored:
         click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
     click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
@@ -49,12 +53,7 @@ def quickstart(output: Path, candidates: int) -> int:
 
 def _print_winners(session_id: int) -> bool:
     """Print the best solver of each layer; says whether every layer has one."""
-    from tuna.cli.database import open_database
-    from tuna.db.engine import reading
-    from tuna.reports.queries import read_figures
-
-    with reading(open_database()) as connection:
-        layers = read_figures(connection, session_id).layers
+    layers = api.report(session_id).layers
     rows = []
     for layer in layers:
         best = layer.best

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from tuna.cli import actions, options, transfer
-from tuna.cli.console import print_table
-
-if TYPE_CHECKING:
-    from tuna.db.solvers import StoredSolver
+from tuna import api
+from tuna.cli import options, show
+from tuna.cli.console import print_json, print_table
 
 
 @click.command()
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("-l", "--label", "reason", required=True, help="Why: a short text.")
 def init_session(library: str, reason: str) -> None:
     """Start a tuning effort of LIBRARY in this machine's environment; the same effort is found again."""
-    actions.init_session(library, reason)
+    show.started(api.init_session(library, reason))
 
 
 @click.command()
@@ -29,7 +27,7 @@ def init_session(library: str, reason: str) -> None:
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
 def import_configs(file: Path, tag: str, strict: bool) -> None:
     """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line."""
-    transfer.import_configs(file, tag, strict=strict)
+    show.imported(lambda: api.import_configs(file, tag, strict=strict), tag)
 
 
 @click.command()
@@ -37,14 +35,7 @@ def import_configs(file: Path, tag: str, strict: bool) -> None:
 @options.as_json
 def configs(tag: str, as_json: bool) -> None:
     """List the layers that carry a tag; with --json one object a line, under MIOpen's field names."""
-    import json
-
-    from tuna.cli.database import open_database
-    from tuna.db import configs as stored
-    from tuna.db.engine import reading
-
-    with reading(open_database()) as connection:
-        found = list(stored.tagged(connection, tag))
+    found = api.list_configs(tag)
     if as_json:
         for config in found:
             click.echo(json.dumps(config.to_json()))
@@ -56,7 +47,7 @@ def configs(tag: str, as_json: bool) -> None:
 @options.library_argument
 def update_solvers(library: str) -> None:
     """Store the solvers that LIBRARY has now."""
-    actions.update_solvers(library)
+    click.echo(f"{library} has {api.update_solvers(library)} solvers")
 
 
 @click.command()
@@ -64,13 +55,11 @@ def update_solvers(library: str) -> None:
 @options.as_json
 def solvers(library: str, as_json: bool) -> None:
     """List the stored solvers of LIBRARY."""
-    from tuna.cli.console import print_json
-
-    found = actions.list_solvers(library)
+    found = api.list_solvers(library)
     if as_json:
         print_json([asdict(solver) for solver in found])
-        return
-    print_solvers(found)
+    else:
+        show.solvers(found)
 
 
 @click.command()
@@ -78,7 +67,7 @@ def solvers(library: str, as_json: bool) -> None:
 @click.option("-t", "--tag", help="Only layers that carry this tag.")
 def applicability(session_id: int, tag: str | None) -> None:
     """Work out which solvers can run which layers in a session."""
-    actions.update_applicability(session_id, tag)
+    show.applicability(api.update_applicability(session_id, tag))
 
 
 @click.command()
@@ -99,24 +88,13 @@ def load_jobs(
     pairs: tuple[str, ...],
 ) -> None:
     """Make the jobs of a session: one for each layer and applicable solver that has none yet."""
-    actions.load_jobs(
-        session_id,
-        tag=tag,
-        steps=options.split(steps),
-        reason=reason,
-        solvers=options.split(solvers),
-        options=options.job_options(pairs, candidates),
+    show.loaded(
+        api.load_jobs(
+            session_id,
+            tag=tag,
+            steps=options.split(steps),
+            reason=reason,
+            solvers=options.split(solvers),
+            options=options.job_options(pairs, candidates),
+        )
     )
-
-
-def print_solvers(found: list[StoredSolver]) -> None:
-    """A table of solvers."""
-    rows = [
-        ("-" if s.number is None else s.number, s.name, ",".join(s.kinds), _yes(s.tunable), _yes(s.dynamic))
-        for s in found
-    ]
-    print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -1,115 +1,18 @@
-"""What goes in and comes out: layers, networks, and databases of kernel libraries."""
+"""Databases of kernel libraries, in and out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuna.cli.console import print_table
-from tuna.cli.database import open_database
+from tuna.api import open_database
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuna.configs import Rejection
     from tuna.exports import ExportReport
-
-
-@dataclass(frozen=True)
-class Network:
-    """The model and framework that have the layers of an import, and on how many GPUs they ran."""
-
-    model: str
-    md_version: str
-    framework: str
-    fw_version: str
-    gpu_count: int = 1
-
-
-def import_configs(
-    path: Path | None,
-    tag: str,
-    *,
-    driver: str | None = None,
-    strict: bool = False,
-    batches: Sequence[int] = (),
-    command: str | None = None,
-    recurrent: bool = False,
-    tag_only: bool = False,
-    network: Network | None = None,
-) -> None:
-    """Import a file of layers, or the one in `driver`, under a tag; prints the counts and every rejected line."""
-    from tuna.configs import parse_file, parse_lines
-    from tuna.db import configs, networks
-    from tuna.db.engine import writing
-
-    if not tag.strip() or len(tag) > 128:
-        raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
-    wishes: dict[str, Any] = {"batches": tuple(batches), "command": command}
-    parsed = parse_lines([driver or ""], "-d", **wishes) if path is None else parse_file(path, **wishes)
-    _tell_rejections(parsed.rejections)
-    if strict:
-        parsed.check_strict()
-    if not parsed.configs:
-        raise BadInput(f"{path or '-d'} holds no layer that can be imported ({parsed.counts.total} lines).")
-    with writing(open_database()) as connection:
-        ids = network and networks.ids(
-            connection,
-            networks.Named(network.model, network.md_version),
-            networks.Named(network.framework, network.fw_version),
-        )
-        stored = configs.store(connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only)
-        if network and ids:
-            pairs = zip(stored.ids, parsed.weights, strict=True)
-            weights = {config_id: weight for config_id, weight in pairs if config_id is not None}
-            networks.set_weights(connection, *ids, network.gpu_count, weights)
-    c = parsed.counts
-    click.echo(
-        f"{c.total} lines: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
-        f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
-    )
-    click.echo(f"{len(parsed.configs)} layers: {stored.added} added, {stored.tagged} newly tagged {tag!r}")
-    if stored.missing:
-        click.echo(f"{stored.missing} layers are not there and were not tagged", err=True)
-
-
-def _tell_rejections(rejections: Sequence[Rejection]) -> None:
-    """Print each mistake, and for each kind of unsupported line how many there are."""
-    unsupported: dict[str, list[Rejection]] = {}
-    for rejection in rejections:
-        if rejection.unsupported:
-            unsupported.setdefault(rejection.reason, []).append(rejection)
-        else:
-            click.echo(str(rejection), err=True)
-    for alike in unsupported.values():
-        more = f" (and {len(alike) - 1} more such lines)" if len(alike) > 1 else ""
-        click.echo(f"{alike[0]}{more}", err=True)
-
-
-def add_network(what: str, name: str, version: str) -> None:
-    """Store a model or a framework; says so if it is there already."""
-    from tuna.db import networks
-    from tuna.db.engine import writing
-
-    add = {"model": networks.add_model, "framework": networks.add_framework}[what]
-    with writing(open_database()) as connection:
-        new = add(connection, networks.Named(name, version))
-    click.echo(f"{what} {name} {version}: {'added' if new else 'already there'}")
-
-
-def print_networks() -> None:
-    """List models with the number of their layers, and frameworks."""
-    from tuna.db import networks
-    from tuna.db.engine import reading
-
-    with reading(open_database()) as connection:
-        models, frameworks = networks.models(connection), networks.frameworks(connection)
-    rows: list[tuple[object, ...]] = [("model", model.name, model.version, count) for model, count in models]
-    rows += [("framework", item.name, item.version, "") for item in frameworks]
-    print_table("", ("", "name", "version", "layers"), rows, right=(3,))
 
 
 def export(session_id: int, form: str, directory: Path, **options: Any) -> Path:

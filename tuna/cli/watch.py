@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuna.cli.database import open_database
-from tuna.reports.status import LiveSession, Snapshot, Watcher
-from tuna.settings import get_settings
+from tuna import api
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from tuna.reports.status import LiveSession, Snapshot
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
 _MOST_SESSIONS = 12
@@ -29,7 +31,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    watcher = Watcher(open_database(), get_settings(), session_id)
+    watcher = api.watcher(session_id)
     console = Console()
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not console.is_terminal:
@@ -77,7 +79,7 @@ def _chosen(snapshot: Snapshot) -> list[LiveSession]:
     return sorted(first, key=lambda session: session.overview.session_id)
 
 
-def _table(*columns: str, right: tuple[int, ...] = ()) -> Any:
+def _table(*columns: str, right: tuple[int, ...] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -87,7 +89,7 @@ def _table(*columns: str, right: tuple[int, ...] = ()) -> Any:
     return table
 
 
-def _sessions(snapshot: Snapshot) -> Any:
+def _sessions(snapshot: Snapshot) -> Table:
     from rich.text import Text
 
     columns = ("session", "library", "reason", "jobs by state", "done", "results/s", "ETA", "efficiency", "device idle")
@@ -109,7 +111,7 @@ def _sessions(snapshot: Snapshot) -> Any:
     return table
 
 
-def _workers(snapshot: Snapshot) -> Any:
+def _workers(snapshot: Snapshot) -> Table | Text:
     from rich.text import Text
 
     if snapshot.workers is None:

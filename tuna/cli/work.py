@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from tuna.cli import actions, options
-from tuna.errors import NotFound
+from tuna import api
+from tuna.cli import members, options
+from tuna.cli.console import ProgressView, print_json, print_table
+
+if TYPE_CHECKING:
+    from tuna.libraries.items import StepResult
 
 
 @click.command()
@@ -18,7 +23,7 @@ from tuna.errors import NotFound
 )
 def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
     """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
-    return 1 if actions.enqueue(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
+    return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
 
 
 @click.command()
@@ -26,59 +31,45 @@ def run(session_id: int, steps: str | None, compile_processes: int | None) -> in
 @click.option("--steps", help="Comma-separated steps; default: all.")
 def enqueue(session_id: int, steps: str | None) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
-    return 1 if actions.enqueue(session_id, options.split(steps)) else 0
+    return 1 if work_through(session_id, options.split(steps)) else 0
+
+
+def work_through(
+    session_id: int, steps: Sequence[str] = (), *, workers: bool = False, processes: int | None = None
+) -> int:
+    """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored."""
+    with ProgressView(f"session {session_id}") as view:
+        if workers:
+            end = api.run(session_id, steps, processes=processes, on_progress=view.update)
+        else:
+            end = api.enqueue(session_id, steps, on_progress=view.update)
+    click.echo(f"session {session_id}: {', '.join(f'{count} {name}' for name, count in sorted(end.states.items()))}")
+    return end.errored
 
 
 @click.command()
-@click.argument("queue", type=click.Choice(["compile", "eval"]))
+@click.argument("role", type=click.Choice(["compile", "eval"]))
 @click.option("-c", "--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
 @click.option("--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores.")
-@click.option("--session-id", type=click.IntRange(min=1), help="Work only for this session; needs the database.")
+@click.option("--session-id", type=options.ID, help="Work only for this session; needs the database.")
 @click.option("--once", is_flag=True, help="Leave when the queues are empty.")
 @click.option(
     "--join", "line", metavar="URL#TOKEN", help="Join with this token, or that of a file; default: TUNA_JOIN."
 )
 def worker(
-    queue: str, processes: int, devices: str | None, session_id: int | None, once: bool, line: str | None
+    role: api.Role, processes: int, devices: str | None, session_id: int | None, once: bool, line: str | None
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
-    from tuna.cli import members
-
     if line := members.join_line(line):
-        members.join(queue, line)
-    start_worker(queue, processes, devices=devices, session_id=session_id, once=once)
+        api.join(role, line)
+    start_worker(role, processes, devices=devices, session_id=session_id, once=once)
 
 
 def start_worker(
-    queue: str, processes: int, *, devices: str | None = None, session_id: int | None = None, once: bool = False
+    role: api.Role, processes: int, *, devices: str | None = None, session_id: int | None = None, once: bool = False
 ) -> NoReturn:
     """Run workers until they have ended; does not return."""
-    from tuna.workers.serve import serve
-
-    session = "" if session_id is None else _session(session_id)
-    raise SystemExit(serve(queue, processes, devices=devices, session=session, once=once))
-
-
-def _session(session_id: int) -> str:
-    from tuna.cli.database import open_database
-    from tuna.db import sessions
-    from tuna.db.engine import reading
-    from tuna.membership.compatibility import session_text
-
-    with reading(open_database()) as connection:
-        return session_text(session_id, sessions.get(connection, session_id).environment)
-
-
-def _body(digest: str | None) -> bytes | None:
-    """The body of a layer that has one, from the database."""
-    if digest is None:
-        return None
-    from tuna.cli.database import open_database
-    from tuna.db import configs
-    from tuna.db.engine import reading
-
-    with reading(open_database()) as connection:
-        return configs.body(connection, digest)
+    raise SystemExit(api.serve_workers(role, processes, devices=devices, session_id=session_id, once=once))
 
 
 @click.command()
@@ -108,35 +99,28 @@ def reproduce(
 
     Failed jobs print this command line ready to paste.
     """
-    from tuna.cli.console import print_json, print_table
-    from tuna.configs import read_one
-    from tuna.libraries.items import WorkItem
-    from tuna.libraries.registry import get_library
-    from tuna.pipeline.local_run import run_steps
-
-    tuned = get_library(library)
-    if solver not in [known.name for known in tuned.solvers()]:
-        raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
-    layer = read_one(driver)
-    item = WorkItem(
-        job_id=1,
-        attempt=1,
-        session_id=0,
+    results = api.reproduce(
+        driver,
         library=library,
-        step=last,
         solver=solver,
-        config=layer.to_json(),
-        body=layer.body_digest,
-        target=tuned.environment().target if target is None else target,
+        step=last,
         seed=seed,
+        index=index,
         options=options.job_options(pairs, None),
+        target=target,
     )
-    results = run_steps(tuned, item, last, index, _body(item.body))
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
-        return 0 if final.ok else 1
-    rows: list[tuple[Any, ...]] = [
+    else:
+        _print_trials(final, driver)
+    return 0 if final.ok else 1
+
+
+def _print_trials(final: StepResult, driver: str) -> None:
+    from tuna.configs import read_one
+
+    rows = [
         (
             trial.index,
             "-" if trial.time_ms is None else f"{trial.time_ms:.4f}",
@@ -146,7 +130,7 @@ def reproduce(
         )
         for trial in final.trials
     ]
-    print_table(f"{final.step}: {layer.label}", ("candidate", "ms", "error", "outcome", "output"), rows, right=(0, 1))
+    columns = ("candidate", "ms", "error", "outcome", "output")
+    print_table(f"{final.step}: {read_one(driver).label}", columns, rows, right=(0, 1))
     if not final.ok:
         click.echo(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
-    return 0 if final.ok else 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tuna.db.engine import reading
+from tuna.vocabulary import IN_FLIGHT, State
 
 
 def _table(name: str, *columns: str) -> sa.TableClause:
@@ -44,6 +45,11 @@ class Overview:
     arch: str
     jobs: Mapping[str, int]  #: numbers by state
     failures: tuple[Failure, ...]  #: most attempts first
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that a worker or a queue has."""
+        return sum(number for state, number in self.jobs.items() if State(state) in IN_FLIGHT)
 
 
 _GROUP = (_job.c.session_id, _job.c.step, _job.c.state)

@@ -51,6 +51,11 @@ class Environment:
         text = json.dumps([*(getattr(self, name) for name in _ENVIRONMENT_TEXT), dict(sorted(self.flags.items()))])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def __str__(self) -> str:
+        """In one line, for people."""
+        words = [f"{self.library} {self.library_version}", f"{self.arch} x {self.num_cu}"]
+        return ", ".join(words + ([self.device] if self.device else []))
+
 
 _ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuna.vocabulary import IN_FLIGHT as IN_FLIGHT
 from tuna.vocabulary import Cause, Resource, State
 
 #: From each state, the states that may follow it.
@@ -24,8 +25,6 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.CANCELED: frozenset({State.NEW}),
 }
 
-#: A lease exists: a worker or a queue has the job.
-IN_FLIGHT = frozenset({State.COMPILE_QUEUED, State.COMPILING, State.EVAL_QUEUED, State.EVALUATING})
 #: From which a job may be claimed for its current step; `compiled` after a last CPU step is final.
 CLAIMABLE = {
     Resource.CPU: (State.NEW, State.SEARCHING),

@@ -1,87 +1,102 @@
-"""Best-so-far curves as SVG that takes its colours from the page, so that they fit a light and a dark one."""
+"""Best-so-far curves: where each dot, line and label of a drawing lies. `curve.svg.j2` draws it."""
 
 from __future__ import annotations
 
-import io
-import re
+import math
 from collections.abc import Sequence
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from dataclasses import dataclass
+from itertools import pairwise
 
 from tuna.reports.report_data import Point
 
-#: Colours that stand for CSS variables of the page while matplotlib draws.
-_INK = {"#010203": "var(--curve)", "#010204": "var(--dot)", "#010205": "var(--muted)", "#010206": "var(--grid)"}
-_CURVE, _DOT, _MUTED, _GRID = _INK
+#: The drawing and the field in it that the axes enclose, in SVG units.
+WIDTH, HEIGHT = 320.0, 172.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 312.0, 14.0, 140.0
 #: Where the worst trials are cut off, as a multiple of the worst best-so-far after the first few trials.
 _HEADROOM = 1.35
 #: More trials than this are thinned out evenly; the line always has every step.
 _MAX_DOTS = 400
-_RC: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "font.family": "sans-serif",
-    "axes.linewidth": 0.8,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-}
+#: Gaps between the marks of an axis, at most.
+_GAPS_X, _GAPS_Y = 5, 4
 
 
-def draw(points: Sequence[Point], name: str) -> str:
-    """An `<svg>` element: each trial a dot, the best time so far a line. `name` keeps its ids apart from others'."""
-    with mpl.rc_context():
-        # Whatever style the user has set: equal figures give equal bytes.
-        mpl.rcdefaults()
-        settings: dict[Any, Any] = mpl.rcParams
-        settings.update(_RC | {"svg.hashsalt": f"tuna-{name}"})
-        figure = Figure(figsize=(3.4, 1.75))
-        FigureCanvasSVG(figure)
-        figure.subplots_adjust(left=0.15, right=0.97, top=0.95, bottom=0.24)
-        axes = figure.add_subplot()
-        _plot(axes, points)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(stream.getvalue(), name)
+@dataclass(frozen=True)
+class Tick:
+    """A mark of an axis: where it is, what it says."""
+
+    at: str
+    label: str
 
 
-def _plot(axes: Any, points: Sequence[Point]) -> None:
+@dataclass(frozen=True)
+class Dot:
+    """A trial."""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A drawing; coordinates are in SVG units, as text with one decimal."""
+
+    dots: tuple[Dot, ...]
+    line: str  #: path data of the best time so far, a staircase
+    end: Dot  #: the best time at the last trial
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    trials: int  #: good ones
+    first_ms: float
+    best_ms: float
+
+
+def curve(points: Sequence[Point]) -> Curve:
+    """The drawing of a search: each trial a dot, the best time so far a line; equal points give equal text.
+
+    `points` (one or more) are in order of measurement. Trials far above the line are left out.
+    """
     best = [point.best_ms for point in points]
     top = _HEADROOM * max(best[min(2, len(best) - 1)], best[-1] * 1.5)
-    dots = [point for point in points[:: 1 + len(points) // _MAX_DOTS] if point.time_ms <= top]
-    axes.scatter([p.number for p in dots], [p.time_ms for p in dots], s=7, c=_DOT, linewidths=0, zorder=2)
-    steps = [p for p, before in zip(points, [None, *best], strict=False) if p.best_ms != before]
-    steps.append(points[-1])
-    axes.step(
-        [p.number for p in steps], [p.best_ms for p in steps], where="post", color=_CURVE, linewidth=1.8, zorder=3
+    last = max(points[-1].number, 2)
+
+    def x(number: float) -> str:
+        return f"{LEFT + (RIGHT - LEFT) * (number - 0.5) / last:.1f}"
+
+    def y(time_ms: float) -> str:
+        return f"{BOTTOM - (BOTTOM - TOP) * time_ms / top:.1f}"
+
+    shown = [point for point in points[:: 1 + len(points) // _MAX_DOTS] if point.time_ms <= top]
+    moves = [f"M{x(points[0].number)},{y(min(best[0], top))}"]
+    for before, point in pairwise(points):
+        if point.best_ms != before.best_ms:
+            moves.append(f"H{x(point.number)}V{y(min(point.best_ms, top))}")
+    moves.append(f"H{x(points[-1].number)}")
+    return Curve(
+        dots=tuple(Dot(x(point.number), y(point.time_ms)) for point in shown),
+        line="".join(moves),
+        end=Dot(x(points[-1].number), y(best[-1])),
+        x_ticks=tuple(Tick(x(number), f"{number:,.0f}") for number in ticks(last, _GAPS_X, whole=True) if number),
+        y_ticks=tuple(Tick(y(time), label(time, top)) for time in ticks(top, _GAPS_Y)),
+        trials=len(points),
+        first_ms=points[0].time_ms,
+        best_ms=best[-1],
     )
-    axes.plot(points[-1].number, best[-1], "o", color=_CURVE, markersize=4, zorder=4)
-    axes.set_ylim(0, top)
-    axes.set_xlim(0.5, max(points[-1].number, 2) + 0.5)
-    axes.grid(axis="y", color=_GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.set_xlabel("trial", color=_MUTED, labelpad=2)
-    axes.set_ylabel("ms", color=_MUTED, labelpad=3)
-    axes.tick_params(colors=_MUTED, labelsize=8, pad=3)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(_GRID)
 
 
-def _inline(svg: str, name: str) -> str:
-    """The drawing as part of a page: no prologue, no fixed size, no group ids, colours and fonts of the page."""
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'^<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img" aria-hidden="true">', svg)
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
-    svg = re.sub(r"\s*\n\s*", "\n", svg)
-    for ink, variable in _INK.items():
-        svg = svg.replace(ink, variable)
-    return svg
+def ticks(high: float, gaps: int, *, whole: bool = False) -> list[float]:
+    """Round numbers from 0 to at most `high`, in steps of 1, 2 or 5 times a power of ten, `gaps` of them at most."""
+    step = _round_up(high / gaps)
+    if whole:
+        step = max(1.0, step)
+    return [number * step for number in range(math.floor(high / step * (1 + 1e-9)) + 1)]
+
+
+def _round_up(size: float) -> float:
+    power = 10.0 ** math.floor(math.log10(size))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= size * (1 - 1e-9))
+
+
+def label(value: float, high: float) -> str:
+    """A mark's text, with the decimals that tell the marks up to `high` apart."""
+    decimals = max(0, -math.floor(math.log10(_round_up(high / _GAPS_Y)) + 1e-9))
+    return f"{value:,.{decimals}f}"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from tuna.files import atomic_file
 from tuna.reports import curves
@@ -18,6 +17,8 @@ from tuna.reports.report_data import LayerFigures, ReportFigures
 
 #: Layers that get a curve; of more, those that take the longest.
 MAX_CURVES = 60
+#: Characters of a winner's params that the page shows: a TVM schedule has thousands, and there is one for each solver.
+MAX_PARAMS = 500
 _DASH = "–"
 
 
@@ -48,18 +49,15 @@ def render(figures: ReportFigures) -> str:
     decimals = decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers)
     environment.filters["ms"] = lambda value: milliseconds(value, decimals)
     return environment.get_template("report.html.j2").render(
-        figures=figures, curves=_curves(figures.layers), max_curves=MAX_CURVES
+        figures=figures, curves=_curves(figures.layers), field=curves, max_curves=MAX_CURVES, max_params=MAX_PARAMS
     )
 
 
-def _curves(layers: Iterable[LayerFigures]) -> dict[int, Markup]:
-    """Drawings by config id. They hold numbers only, no text from outside, so that they need no escaping."""
+def _curves(layers: Iterable[LayerFigures]) -> dict[int, curves.Curve]:
+    """Drawings by config id."""
     drawn = [layer for layer in layers if layer.points]
     drawn.sort(key=lambda layer: -layer.points[-1].best_ms)
-    return {
-        layer.config_id: Markup(curves.draw(layer.points, str(layer.config_id)))  # noqa: S704 (numbers only)
-        for layer in drawn[:MAX_CURVES]
-    }
+    return {layer.config_id: curves.curve(layer.points) for layer in drawn[:MAX_CURVES]}
 
 
 def decimals_for(times_ms: Iterable[float | None]) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Metric as PrometheusMetric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ METRICS = {
 }
 
 
-@dataclass
-class Samples:
-    """Values by metric and label values."""
+@dataclass(eq=False)  # a registry keeps its collectors as keys
+class Samples(Collector):
+    """Values by metric and label values; a collector of prometheus_client, which writes them down."""
 
     values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
 
@@ -40,21 +45,26 @@ class Samples:
         assert len(labels) == len(METRICS[name].labels), name
         self.values.setdefault(name, {})[tuple(map(str, labels))] = value
 
+    def collect(self) -> Iterator[PrometheusMetric]:
+        """The metrics that have a value, in the order of the table."""
+        for name, metric in METRICS.items():
+            values = self.values.get(name)
+            if values:
+                family = _FAMILIES[metric.kind](name, metric.help, labels=metric.labels)
+                for labels in sorted(values):
+                    family.add_metric(labels, values[labels])
+                yield family
+
+
+#: Without times of creation, which would be one more sample for each counter.
+_FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+}
+
 
 def text_of(samples: Samples) -> str:
     """The text format 0.0.4 of Prometheus; a metric without a value is left out."""
-    lines: list[str] = []
-    for name, metric in METRICS.items():
-        values = samples.values.get(name)
-        if values:
-            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-            lines += [f"{name}{_labels(metric.labels, labels)} {values[labels]:.12g}" for labels in sorted(values)]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _labels(names: Iterable[str], values: Iterable[str]) -> str:
-    pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in zip(names, values, strict=True))
-    return f"{{{pairs}}}" if pairs else ""
-
-
-_ESCAPES: Mapping[int, str] = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(samples)
+    return generate_latest(registry).decode()

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import redis
 import sqlalchemy as sa
 import structlog
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from sqlalchemy.exc import DBAPIError
 
 from tuna import redis_client
@@ -29,7 +30,7 @@ log = structlog.get_logger(__name__)
 #: Of a scrape, which Prometheus gives up after 10 s: for reading results that are new since the last one, and for waiting.
 _READ_S = 4.0
 _WAIT_S = 2
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Collector:

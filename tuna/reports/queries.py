@@ -7,13 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.configs import DataType, from_json_text
-from tuna.db.models import Config, Device, Environment, FindDb, Job, Session, Solver, StepResult, Trial
-from tuna.errors import BadInput, NotFound
+from tuna.db import sessions
+from tuna.db.models import Config, Device, FindDb, Job, Session, Solver, StepResult, Trial
+from tuna.errors import BadInput
+from tuna.libraries.base import Environment
 from tuna.reports.report_data import (
     DeviceFigures,
     FailureFigures,
@@ -49,6 +50,28 @@ class _Search:
 
 
 @dataclass(frozen=True)
+class _JobRow:
+    """A job with what SQL says about its winner, if it has one."""
+
+    id: int
+    state: str
+    cause: str | None
+    config_id: int
+    label: str
+    driver: str
+    json: str
+    solver: str
+    time_ms: float | None
+    workspace_bytes: int | None
+    params: str | None
+
+    @property
+    def winner_ms(self) -> float | None:
+        """The winner's time, if it is one that a clock can give."""
+        return self.time_ms if self.time_ms is not None and self.time_ms > 0 else None
+
+
+@dataclass(frozen=True)
 class _Steps:
     """What the accepted attempts say about devices and time."""
 
@@ -60,21 +83,19 @@ class _Steps:
 
 def read_figures(connection: sa.Connection, session_id: int) -> ReportFigures:
     """All figures of the session, a valid (empty) set if it has no results; raises NotFound."""
-    session = connection.execute(sa.select(Session.__table__).where(Session.id == session_id)).one_or_none()
-    if session is None:
-        raise NotFound(f"There is no session {session_id}.")
-    environment = connection.execute(
-        sa.select(Environment.__table__).where(Environment.id == session.environment_id)
+    session = sessions.get(connection, session_id)
+    row = connection.execute(
+        sa.select(Session.environment_id, Session.created_at).where(Session.id == session_id)
     ).one()
-    steps = _steps(connection, session_id, session.environment_id)
+    steps = _steps(connection, session_id, row.environment_id)
     layers = _layers(connection, session_id, steps)
     header = Header(
         session_id=session.id,
         reason=session.reason,
-        library=environment.library,
-        device=environment.device,
-        environment=_described(environment),
-        created_at=session.created_at,
+        library=session.environment.library,
+        device=session.environment.device,
+        environment=_described(session.environment),
+        created_at=row.created_at,
         first=steps.first,
         last=steps.last,
     )
@@ -83,9 +104,9 @@ def read_figures(connection: sa.Connection, session_id: int) -> ReportFigures:
     return ReportFigures(header, layers, jobs, _failures(connection, session_id), steps.devices)
 
 
-def _described(environment: sa.Row[Any]) -> tuple[tuple[str, str], ...]:
-    fields = [(title, str(environment._mapping[name])) for name, title in _ENVIRONMENT.items()]
-    fields += [(f"Flag {name}", str(value)) for name, value in sorted((environment.flags or {}).items())]
+def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
+    fields = [(title, str(getattr(environment, name))) for name, title in _ENVIRONMENT.items()]
+    fields += [(f"Flag {name}", str(value)) for name, value in sorted(environment.flags.items())]
     return tuple((title, value or "not recorded") for title, value in fields)
 
 
@@ -152,6 +173,7 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
             Solver.name.label("solver"),
             FindDb.time_ms,
             FindDb.workspace_bytes,
+            FindDb.params,
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
@@ -160,17 +182,17 @@ def _layers(connection: sa.Connection, session_id: int, steps: _Steps) -> tuple[
         .where(Job.session_id == session_id)
         .order_by(Job.config_id, Solver.name, Job.id)
     )
-    jobs: dict[int, list[Any]] = defaultdict(list)
+    jobs: dict[int, list[_JobRow]] = defaultdict(list)
     for row in connection.execute(query):
-        jobs[row.config_id].append(row)
+        jobs[row.config_id].append(_JobRow(**row._mapping))
     searches = _searches(connection, session_id)
     return tuple(_layer(rows, searches, steps) for rows in jobs.values())
 
 
-def _layer(rows: Sequence[Any], searches: Mapping[int, _Search], steps: _Steps) -> LayerFigures:
+def _layer(rows: Sequence[_JobRow], searches: Mapping[int, _Search], steps: _Steps) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.json)
-    times = [row.time_ms for row in rows if row.time_ms is not None and row.time_ms > 0]
+    times = [row.winner_ms for row in rows if row.winner_ms is not None]
     best_ms = min(times, default=None)
     solvers = sorted((_solver(row, searches, flops, best_ms) for row in rows), key=_rank)
     measured = [trial for row in rows if row.id in searches for trial in searches[row.id].measured]
@@ -201,9 +223,9 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
-def _solver(row: Any, searches: Mapping[int, _Search], flops: int | None, best_ms: float | None) -> SolverFigures:
+def _solver(row: _JobRow, searches: Mapping[int, _Search], flops: int | None, best_ms: float | None) -> SolverFigures:
     search = searches.get(row.id) or _Search()
-    time_ms = row.time_ms if row.time_ms is not None and row.time_ms > 0 else None
+    time_ms = row.winner_ms
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
@@ -213,6 +235,7 @@ def _solver(row: Any, searches: Mapping[int, _Search], flops: int | None, best_m
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
         times_slower=time_ms / best_ms if time_ms and best_ms else None,
         workspace_bytes=row.workspace_bytes,
+        params=row.params or "",
         trials=search.trials,
         failed=search.failed,
     )
@@ -252,8 +275,8 @@ def best_so_far(measured: Sequence[tuple[datetime | None, int, float]]) -> tuple
 
 
 def _failures(connection: sa.Connection, session_id: int) -> tuple[FailureFigures, ...]:
-    trials = _by_cause(connection, session_id, Trial.cause, Trial.job_id)
-    attempts = _by_cause(connection, session_id, StepResult.cause, StepResult.job_id)
+    trials = _by_cause(connection, session_id, Trial)
+    attempts = _by_cause(connection, session_id, StepResult)
     failures = [
         _failure(connection, session_id, cause, trials.get(cause, 0), attempts.get(cause, 0))
         for cause in sorted(trials.keys() | attempts.keys())
@@ -261,14 +284,14 @@ def _failures(connection: sa.Connection, session_id: int) -> tuple[FailureFigure
     return tuple(sorted(failures, key=lambda failure: (-failure.trials, -failure.attempts, failure.cause)))
 
 
-def _by_cause(connection: sa.Connection, session_id: int, cause: Any, job_id: Any) -> dict[str, int]:
+def _by_cause(connection: sa.Connection, session_id: int, table: type[Trial] | type[StepResult]) -> dict[str, int]:
     query = (
-        sa.select(cause, sa.func.count())
-        .join(Job, Job.id == job_id)
-        .where(Job.session_id == session_id, cause.is_not(None))
-        .group_by(cause)
+        sa.select(table.cause, sa.func.count())
+        .join(Job, Job.id == table.job_id)
+        .where(Job.session_id == session_id, table.cause.is_not(None))
+        .group_by(table.cause)
     )
-    return {row[0]: row[1] for row in connection.execute(query)}
+    return {cause: count for cause, count in connection.execute(query) if cause is not None}
 
 
 def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int, attempts: int) -> FailureFigures:

@@ -1,10 +1,11 @@
-"""What a report says, as plain data: `reading` fills it from SQL, `html` shows it."""
+"""What a report says, as plain data: `queries` fills it from SQL, `html` shows it."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class SolverFigures:
     gflops: float | None
     times_slower: float | None  #: its time over that of the layer's best
     workspace_bytes: int | None
+    params: str  #: of the winner, in the solver's own form; "" without one, or for a solver that has none
     trials: int
     failed: int
 
@@ -162,3 +164,18 @@ class ReportFigures:
         ]
         total = sum(time for _, time in known)
         return sum(share * time for share, time in known) / total if total else None
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures for programs: fields under their names, moments in ISO 8601, with what follows from them."""
+        fields = asdict(self)
+        for name in ("created_at", "first", "last"):
+            moment: datetime | None = getattr(self.header, name)
+            fields["header"][name] = moment.isoformat() if moment else None
+        fields["header"]["environment"] = dict(self.header.environment)
+        fields["jobs"] = dict(self.jobs)
+        for layer, shown in zip(self.layers, fields["layers"], strict=True):
+            shown["speed_up"] = layer.speed_up
+        for device, shown in zip(self.devices, fields["devices"], strict=True):
+            shown["idle_share"] = device.idle_share
+        derived = ("trials", "failed", "with_winner", "wall_s", "idle_share", "mean_speed_up", "peak_share")
+        return fields | {name: getattr(self, name) for name in derived}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -17,6 +17,9 @@ from tuna.db.models import Job, StepResult, Trial
 _CHUNK = 50_000
 #: The newest rows are summed up anew each time: ids are given before the commit, so an earlier one may yet appear.
 _UNSETTLED = 20_000
+
+
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class Totals:
 
     def __init__(self, *, trials: bool) -> None:
         """`trials`: count those too."""
-        self._steps = _Running(StepResult.__table__, _STEPS, _add_steps)
-        self._trials = _Running(Trial.__table__, _TRIALS, _add_trials) if trials else None
+        self._steps: _Running[Key] = _Running(StepResult, _STEPS, _add_steps)
+        self._trials: _Running[int] | None = _Running(Trial, _TRIALS, _add_trials) if trials else None
 
     def advance(self, connection: sa.Connection, budget_s: float) -> bool:
         """Read what is new, for about `budget_s` seconds; False if there is more, and the sums are not yet whole."""
@@ -108,16 +111,22 @@ class Totals:
         }
 
 
-class _Running:
+class _Running(Generic[_K]):
     """The sums over one table, in the order of its ids."""
 
-    def __init__(self, table: Any, statement: sa.Executable, add: Any) -> None:
-        self._newest = sa.select(sa.func.max(table.c.id))
+    def __init__(
+        self,
+        table: type[StepResult] | type[Trial],
+        statement: sa.Executable,
+        add: Callable[..., None],
+    ) -> None:
+        """`statement` groups the rows whose id is in (`low`, `high`]; `add(sums, *row)` counts one."""
+        self._newest = sa.select(sa.func.max(table.id))
         self._statement = statement
         self._add = add
         self._settled_to = self._high = 0
-        self._settled: dict[Any, Sum] = defaultdict(Sum)
-        self._tail: dict[Any, Sum] = {}
+        self._settled: dict[_K, Sum] = defaultdict(Sum)
+        self._tail: dict[_K, Sum] = {}
 
     @property
     def share(self) -> float:
@@ -132,27 +141,26 @@ class _Running:
             self._settled_to = to
             if time.monotonic() > deadline and to < settle_to:
                 return False
-        tail: dict[Any, Sum] = defaultdict(Sum)
+        tail: dict[_K, Sum] = defaultdict(Sum)
         self._read(connection, tail, settle_to, self._high)
         self._tail = tail
         return True
 
-    def _read(self, connection: sa.Connection, sums: dict[Any, Sum], low: int, high: int) -> None:
+    def _read(self, connection: sa.Connection, sums: dict[_K, Sum], low: int, high: int) -> None:
         for row in connection.execute(self._statement, {"low": low, "high": high}):
-            self._add(sums, row)
+            self._add(sums, *row)
 
-    def sums(self) -> dict[Any, Sum]:
-        both: dict[Any, Sum] = defaultdict(Sum)
+    def sums(self) -> dict[_K, Sum]:
+        both: dict[_K, Sum] = defaultdict(Sum)
         for part in (self._settled, self._tail):
             for key, total in part.items():
                 both[key].add(total.attempts, total.busy_s, total.first, total.last)
         return both
 
 
-def _range(table: Any) -> sa.ColumnElement[bool]:
+def _range(table: type[StepResult] | type[Trial]) -> sa.ColumnElement[bool]:
     """A range of the primary key; the job's gives the session."""
-    condition: sa.ColumnElement[bool] = sa.and_(table.id > sa.bindparam("low"), table.id <= sa.bindparam("high"))
-    return condition
+    return sa.and_(table.id > sa.bindparam("low"), table.id <= sa.bindparam("high"))
 
 
 _STEPS = (
@@ -180,13 +188,22 @@ _TRIALS = (
 )
 
 
-def _add_steps(sums: dict[Any, Sum], row: Any) -> None:
-    session_id, device, worker, cause, attempts, busy_s, first, last = row
+def _add_steps(
+    sums: dict[Key, Sum],
+    session_id: int,
+    device: str,
+    worker: str,
+    cause: str | None,
+    attempts: int,
+    busy_s: float | None,
+    first: datetime | None,
+    last: datetime | None,
+) -> None:
     sums[Key(session_id, device, worker, cause)].add(attempts, busy_s or 0.0, first, last)
 
 
-def _add_trials(sums: dict[Any, Sum], row: Any) -> None:
-    sums[row[0]].add(row[1], 0.0, None, None)
+def _add_trials(sums: dict[int, Sum], session_id: int, trials: int) -> None:
+    sums[session_id].add(trials, 0.0, None, None)
 
 
 def _of_session(parts: Iterable[tuple[Key, Sum]], trials: int) -> SessionTotals:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tuna.cli import options
 from tuna.cli.main import guarded
 from tuna.errors import BadInput
 
@@ -16,7 +17,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")
 arch = click.option("-a", "--arch", help="Architecture, such as gfx90a.")
 num_cu = click.option("-n", "--num_cu", type=click.IntRange(min=1), help="Number of compute units.")
-session_id = click.option("--session_id", type=click.IntRange(min=1), help="Tuning session id.")
+session_id = click.option("--session_id", type=options.ID, help="Tuning session id.")
 
 
 def required(value: _T | None, flag: str) -> _T:

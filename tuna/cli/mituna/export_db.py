@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from tuna.cli import actions, transfer
+from tuna import api
+from tuna.cli import transfer
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -49,7 +50,7 @@ def export_db(
     wishes: dict[str, Any] = {"filename": filename, "config_tag": config_tag, "top": top}
     wishes |= {"opencl": opencl, "text": text, "packed": packed}
     if session_id is not None:
-        actions.check_device(session_id, arch, num_cu)
+        api.check_device(session_id, arch, num_cu)
         transfer.export(session_id, form, Path(), **wishes)
     else:
         transfer.export_golden(golden_v or 0, form, Path(), arch=common.required(arch, "-a"), num_cu=num_cu, **wishes)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tuna.cli import actions, options
+from tuna import api
+from tuna.cli import options, show, work
 from tuna.cli.golden import update_golden_command
-from tuna.cli.mituna import common, export_db, files, import_configs, load_job
+from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
 
 DEFAULT_LIBRARY = "miopen"
@@ -93,47 +95,44 @@ def library_command(ctx: click.Context, /, **given: Any) -> int | None:
 
 def _init_session(library: str, given: dict[str, Any]) -> None:
     facts = common.given(**{name: given[name] for name in ("arch", "num_cu", "rocm_v", "miopen_v")})
-    actions.init_session(library, common.required(given["label"], "-l"), facts)
+    show.started(api.init_session(library, common.required(given["label"], "-l"), facts))
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
-    actions.update_solvers(library)
+    click.echo(f"{library} has {api.update_solvers(library)} solvers")
 
 
 def _list_solvers(library: str, _: dict[str, Any]) -> None:
-    from tuna.cli.setup import print_solvers
-
-    print_solvers(actions.list_solvers(library))
+    show.solvers(api.list_solvers(library))
 
 
 def _update_applicability(library: str, given: dict[str, Any]) -> None:
     number = common.required(given["session_id"], "--session_id")
-    actions.update_applicability(number, given["label"], library)
+    show.applicability(api.update_applicability(number, given["label"], library=library))
 
 
 def _execute(library: str, given: dict[str, Any]) -> int:
     number = common.required(given["session_id"], "--session_id")
-    actions.session_library(number, library)
-    return 1 if actions.enqueue(number, [], workers=True) else 0
+    api.session_library(number, library)
+    return 1 if work.work_through(number, workers=True) else 0
 
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
     """Enqueue, or be a worker: the two terminals of the seeds."""
-    from tuna.cli.work import start_worker
     from tuna.libraries.registry import get_library
     from tuna.sandbox.cores import compile_cpus
     from tuna.vocabulary import Resource
 
     number = common.required(given["session_id"], "--session_id")
-    actions.session_library(number, library)
+    api.session_library(number, library)
     steps = options.split(given["fin_steps"])
     resources = {get_library(library).step(step).resource for step in steps}
     if given["enqueue_only"]:
-        return 1 if actions.enqueue(number, steps) else 0
+        return 1 if work.work_through(number, steps) else 0
     if len(resources) != 1:
         raise BadInput("A worker runs steps of one kind.", hint="name one step, or add --enqueue_only")
     on_device = resources == {Resource.DEVICE}
-    start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
+    work.start_worker("eval" if on_device else "compile", 1 if on_device else len(compile_cpus()))
     return 0
 
 
@@ -142,21 +141,42 @@ def _add_networks(_: str, given: dict[str, Any]) -> None:
 
 
 def _yaml(library: str, given: dict[str, Any]) -> int:
-    from tuna.cli.mituna.yaml_steps import run_file
-
     if [name for name, value in given.items() if value] != ["yaml_file"]:
         raise BadInput("--yaml stands alone: put everything else into the file.")
-    return run_file(given["yaml_file"], library)
+    return yaml_steps.run_file(given["yaml_file"], library, go_fish)
 
 
-_ACTIONS: dict[str, Any] = {
-    "add_tables": lambda library, _: actions.add_tables(),
+def _add_tables(_: str, __: dict[str, Any]) -> None:
+    api.upgrade_database()
+    click.echo(f"tables: {', '.join(api.list_tables())}")
+
+
+def _status(library: str, _: dict[str, Any]) -> int:
+    """What this machine and its services can do for the library, then its sessions; 1 if something must change."""
+    found = api.doctor(library)
+    show.findings(found)
+    show.sessions([session for session in api.status() if session.library == library])
+    return 0 if all(finding.ok for finding in found) else 1
+
+
+def _remote_exec(_: str, given: dict[str, Any]) -> int:
+    """The command's output here and on each worker; 1 if one of them failed."""
+    answers = api.remote_exec(given["command"])
+    for answer in answers:
+        click.echo(f"== {answer.host}: {answer.text}")
+        click.echo(answer.output.rstrip())
+    return 0 if all(answer.ok for answer in answers) else 1
+
+
+#: What each option that says what to do does, with the library and all options; None means exit code 0.
+_ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
+    "add_tables": _add_tables,
     "init_session": _init_session,
     "update_solvers": _update_solvers,
     "update_applicability": _update_applicability,
     "list_solvers": _list_solvers,
-    "status": lambda library, _: actions.print_status(library),
-    "command": lambda _, given: actions.execute_on_workers(given["command"]),
+    "status": _status,
+    "command": _remote_exec,
     "execute": _execute,
     "fin_steps": _fin_steps,
     "yaml_file": _yaml,

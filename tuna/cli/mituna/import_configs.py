@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from tuna.cli import options, transfer
+from tuna import api
+from tuna.cli import options, show
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -55,7 +57,7 @@ def import_configs(
         raise BadInput("Say which layers: either -f FILE or -d 'MIOpenDriver ...'.")
     network = None
     if any((model, md_version, framework, fw_version)):
-        network = transfer.Network(
+        network = api.Network(
             common.required(model, "--model"),
             common.required(md_version, "--md_version"),
             common.required(framework, "--framework"),
@@ -64,16 +66,20 @@ def import_configs(
         )
     if tag is None and mark_recurrent:
         tag = "no_tag"
-    transfer.import_configs(
-        file_name,
-        common.required(tag, "-t"),
-        driver=driver,
-        strict=strict,
-        batches=_numbers(batches),
-        command=command,
-        recurrent=mark_recurrent,
-        tag_only=tag_only,
-        network=network,
+    tag = common.required(tag, "-t")
+    show.imported(
+        lambda: api.import_configs(
+            file_name,
+            tag,
+            driver=driver,
+            strict=strict,
+            batches=_numbers(batches),
+            command=command,
+            recurrent=mark_recurrent,
+            tag_only=tag_only,
+            network=network,
+        ),
+        tag,
     )
     return 0
 
@@ -88,11 +94,16 @@ def add_networks(
 ) -> None:
     """Store a model or a framework, or list them."""
     if model:
-        transfer.add_network("model", model, common.required(md_version, "--md_version"))
+        _add_network("model", model, common.required(md_version, "--md_version"))
     if framework:
-        transfer.add_network("framework", framework, common.required(fw_version, "--fw_version"))
+        _add_network("framework", framework, common.required(fw_version, "--fw_version"))
     if print_models:
-        transfer.print_networks()
+        show.networks(api.list_networks())
+
+
+def _add_network(what: Literal["model", "framework"], name: str, version: str) -> None:
+    new = api.add_network(what, name, version)
+    click.echo(f"{what} {name} {version}: {'added' if new else 'already there'}")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

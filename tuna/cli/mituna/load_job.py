@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tuna.cli import actions, options
+from tuna import api
+from tuna.cli import options, show
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -52,24 +53,26 @@ def load_job(
     if algo and solvers:
         raise BadInput("Say -A or -s, not both.")
     facts: dict[str, object] = dict(options.job_options((), candidates))
-    if actions.session_library(number) == "example":
+    if api.session_library(number) == "example":
         # Its jobs have no layers of anybody's: -a and -n are only noted.
-        actions.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu))
+        show.loaded(api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu)))
         return 0
     if (tag is None) != all_configs:
         raise BadInput("Say which layers: either -t TAG or --all_configs.")
-    actions.check_device(number, arch, num_cu)
-    actions.load_jobs(
-        number,
-        tag=tag,
-        steps=options.split(fin_steps),
-        reason=reason,
-        solvers=options.split(solvers),
-        options=facts,
-        algorithm=ALGORITHMS[algo] if algo else None,
-        only_dynamic=only_dynamic,
-        only_tunable=tunable,
-        command=cmd,
+    api.check_device(number, arch, num_cu)
+    show.loaded(
+        api.load_jobs(
+            number,
+            tag=tag,
+            steps=options.split(fin_steps),
+            reason=reason,
+            solvers=options.split(solvers),
+            options=facts,
+            algorithm=ALGORITHMS[algo] if algo else None,
+            only_dynamic=only_dynamic,
+            only_tunable=tunable,
+            command=cmd,
+        )
     )
     return 0
 

@@ -22,7 +22,6 @@ from typing import Any
 import click
 
 from tuna.cli.main import check_words
-from tuna.cli.mituna.go_fish import SUBCOMMANDS, go_fish, library_command
 from tuna.errors import BadInput
 
 #: Words for steps that are options of go_fish.py, beside the options' own names.
@@ -30,28 +29,32 @@ _OTHER_WORDS = {"check_status": "status", "execute_cmd": "exec"}
 _MAX_BYTES = 1 << 20
 
 
-def run_file(path: Path, library: str) -> int:
-    """Run the steps of the file, until one fails; returns its exit code. Raises BadInput before anything is run."""
-    lines = command_lines(_load(path), library)
+def run_file(path: Path, library: str, program: click.Group) -> int:
+    """Run the steps of the file, until one fails; returns its exit code. Raises BadInput before anything is run.
+
+    `program` is go_fish.py's command, whose sub-commands are libraries; it runs the steps.
+    """
+    lines = command_lines(_load(path), library, program)
     for line in lines:
         click.echo(f"-- go_fish.py {' '.join(line)}", err=True)
-        code = go_fish.main(args=line, prog_name="go_fish.py", standalone_mode=False)
+        code = program.main(args=line, prog_name="go_fish.py", standalone_mode=False)
         if code:
             return int(code)
     return 0
 
 
-def command_lines(document: Mapping[str, Any], library: str) -> list[list[str]]:
-    """The command line of go_fish.py for each enabled step; raises BadInput for what is no step or no option."""
+def command_lines(document: Mapping[str, Any], library: str, program: click.Group) -> list[list[str]]:
+    """The command line of `program` for each enabled step; raises BadInput for what is no step or no option."""
     everywhere = {name: value for name, value in document.items() if not isinstance(value, dict | list)}
     library = str(everywhere.pop("library", library))
+    group = _library_group(program, library)
     lines: list[list[str]] = []
     used: set[str] = set()
     for name, blocks in document.items():
         for block in _blocks(name, blocks):
             if not block.pop("enabled", False):
                 continue
-            command, words = _start(name)
+            command, words = _start(group, name)
             known = {option for param in command.params for option in param.opts if option.startswith("--")}
             options = {key: value for key, value in everywhere.items() if f"--{key}" in known} | block
             used |= options.keys()
@@ -65,7 +68,7 @@ def command_lines(document: Mapping[str, Any], library: str) -> list[list[str]]:
     if not lines:
         raise BadInput("The file has no step with 'enabled: true'.")
     for line in lines:
-        _check(line)
+        _check(program, line)
     return lines
 
 
@@ -78,16 +81,22 @@ def _blocks(name: str, blocks: Any) -> Iterator[dict[str, Any]]:
         yield dict(block)
 
 
-def _start(name: str) -> tuple[click.Command, list[str]]:
+def _library_group(program: click.Group, library: str) -> click.Group:
+    group = program.get_command(click.Context(program), library)
+    assert isinstance(group, click.Group)
+    return group
+
+
+def _start(group: click.Group, name: str) -> tuple[click.Command, list[str]]:
     """The command of a step, and the words before its options."""
-    if name in SUBCOMMANDS:
-        return SUBCOMMANDS[name], [name]
+    if name in group.commands:
+        return group.commands[name], [name]
     option = f"--{_OTHER_WORDS.get(name, name)}"
-    for param in library_command.params:
+    for param in group.params:
         if option in param.opts:
-            return library_command, [option] if getattr(param, "is_flag", False) else []
+            return group, [option] if getattr(param, "is_flag", False) else []
     raise BadInput(
-        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(SUBCOMMANDS))}, and go_fish.py's options"
+        f"There is no step {name!r}.", hint=f"steps: {', '.join(sorted(group.commands))}, and go_fish.py's options"
     )
 
 
@@ -109,21 +118,25 @@ def _words(command: click.Command, name: str, options: Mapping[str, Any]) -> Ite
             yield ",".join(map(str, parts))
 
 
-def _check(line: list[str]) -> None:
+def _check(program: click.Group, line: list[str]) -> None:
     """Parse a command line without running it."""
     check_words(line)
     try:
-        context = go_fish.make_context("go_fish.py", list(line))
-        _, group, rest = go_fish.resolve_command(context, [*context._protected_args, *context.args])
-        assert isinstance(group, click.Group)
-        inner = group.make_context(line[0], list(rest), parent=context)
-        words = [*inner._protected_args, *inner.args]
+        library, *rest = _rest(program, line, None)
+        group = _library_group(program, library)
+        words = _rest(group, rest, library)
         if words:
-            _, command, rest = group.resolve_command(inner, words)
+            _, command, rest = group.resolve_command(click.Context(group), words)
             assert command is not None
-            command.make_context(words[0], list(rest), parent=inner)
+            command.make_context(words[0], rest, parent=click.Context(group, obj=library))
     except click.UsageError as error:
         raise BadInput(f"The step {' '.join(line)} cannot be run: {error.format_message()}") from None
+
+
+def _rest(group: click.Group, words: list[str], name: str | None) -> list[str]:
+    """What follows the group's own options: a command with its words. Raises click's UsageError for bad options."""
+    context = click.Context(group, info_name=name)
+    return click.Command.parse_args(group, context, list(words))
 
 
 def _load(path: Path) -> dict[str, Any]:

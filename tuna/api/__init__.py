@@ -1,0 +1,112 @@
+"""Tuna from Python: what the commands do, as functions that return data and print nothing.
+
+    from tuna import api
+
+    session = api.init_session("tvm", "from a notebook")
+    api.import_configs(Path("layers.txt"), "mine")
+    api.update_solvers("tvm")
+    api.update_applicability(session.id, "mine")
+    api.load_jobs(session.id, tag="mine", reason="tuning", options={"candidates": 16})
+    api.run(session.id)
+    api.report(session.id).layers[0].best
+
+They use the settings of the process (`TUNA_*`), as the commands do, and raise `tuna.errors.TunaError`. Importing this takes
+no time: each function imports what it needs.
+"""
+
+from tuna.api.configs import (
+    ImportedConfigs,
+    Network,
+    Networks,
+    NothingImported,
+    add_network,
+    import_configs,
+    list_configs,
+    list_networks,
+)
+from tuna.api.jobs import (
+    CanceledJobs,
+    LoadedJobs,
+    cancel,
+    enqueue,
+    load_example_job,
+    load_jobs,
+    reproduce,
+    retry,
+    run,
+)
+from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
+from tuna.api.sessions import (
+    StartedSession,
+    check_device,
+    init_session,
+    list_solvers,
+    report,
+    session_library,
+    status,
+    update_applicability,
+    update_solvers,
+    watcher,
+    write_report,
+)
+from tuna.api.workers import (
+    Role,
+    Token,
+    Worker,
+    create_token,
+    join,
+    list_tokens,
+    list_workers,
+    remote_exec,
+    revoke_token,
+    serve_workers,
+    set_worker_state,
+)
+
+__all__ = [
+    "CanceledJobs",
+    "ImportedConfigs",
+    "LoadedJobs",
+    "Network",
+    "Networks",
+    "NothingImported",
+    "Role",
+    "StartedSession",
+    "Token",
+    "Upgrade",
+    "Worker",
+    "add_network",
+    "cancel",
+    "check_device",
+    "create_token",
+    "doctor",
+    "enqueue",
+    "import_configs",
+    "init_session",
+    "join",
+    "list_configs",
+    "list_networks",
+    "list_solvers",
+    "list_tables",
+    "list_tokens",
+    "list_workers",
+    "load_example_job",
+    "load_jobs",
+    "open_database",
+    "remote_exec",
+    "report",
+    "reproduce",
+    "retry",
+    "revoke_token",
+    "run",
+    "serve_metrics",
+    "serve_workers",
+    "session_library",
+    "set_worker_state",
+    "status",
+    "update_applicability",
+    "update_solvers",
+    "upgrade_database",
+    "watcher",
+    "write_report",
+]

@@ -1,0 +1,143 @@
+"""Layers, and the networks that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.configs import Config, LineCounts, Rejection
+    from tuna.db.networks import Named
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model and framework that have the layers of an import, and on how many GPUs they ran."""
+
+    model: str
+    md_version: str
+    framework: str
+    fw_version: str
+    gpu_count: int = 1
+
+
+@dataclass(frozen=True)
+class ImportedConfigs:
+    """What an import read and stored."""
+
+    counts: LineCounts
+    rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
+    configs: int  #: distinct configs that were read
+    added: int  #: those that were not there before
+    tagged: int  #: those that did not carry the tag before
+    missing: int  #: with `tag_only`: those that are not there, and so were not tagged
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The stored models, each with the number of its layers, and frameworks."""
+
+    models: tuple[tuple[Named, int], ...]
+    frameworks: tuple[Named, ...]
+
+
+class NothingImported(BadInput):
+    """A file without a single layer that can be imported; `rejections` says why."""
+
+    def __init__(self, message: str, rejections: Sequence[Rejection]) -> None:
+        super().__init__(message)
+        self.rejections = tuple(rejections)
+
+
+def import_configs(
+    path: Path | None,
+    tag: str,
+    *,
+    driver: str | None = None,
+    strict: bool = False,
+    batches: Sequence[int] = (),
+    command: str | None = None,
+    recurrent: bool = False,
+    tag_only: bool = False,
+    network: Network | None = None,
+) -> ImportedConfigs:
+    """Import the layers of a text file, or the one in the driver command `driver`, under a tag.
+
+    `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines (conv, convfp16,
+    convbfp16); `recurrent`: marked as tuned again whenever the library changes; `tag_only`: nothing is added. Raises
+    NothingImported if no layer is left, or with `strict` if any line is rejected; BadInput for a file that is none of
+    layers.
+    """
+    from tuna.configs import parse_file, parse_lines
+    from tuna.db import configs, networks
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+
+    if not tag.strip() or len(tag) > 128:
+        raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
+    if path is None:
+        parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
+    else:
+        parsed = parse_file(path, batches=tuple(batches), command=command)
+    if strict:
+        try:
+            parsed.check_strict()
+        except BadInput as error:
+            raise NothingImported(str(error), parsed.rejections) from None
+    if not parsed.configs:
+        message = f"{path or '-d'} holds no layer that can be imported ({parsed.counts.total} lines)."
+        raise NothingImported(message, parsed.rejections)
+    with writing(open_database()) as connection:
+        ids = network and networks.ids(
+            connection,
+            networks.Named(network.model, network.md_version),
+            networks.Named(network.framework, network.fw_version),
+        )
+        stored = configs.store(connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only)
+        if network and ids:
+            pairs = zip(stored.ids, parsed.weights, strict=True)
+            weights = {config_id: weight for config_id, weight in pairs if config_id is not None}
+            networks.set_weights(connection, *ids, network.gpu_count, weights)
+    return ImportedConfigs(
+        counts=parsed.counts,
+        rejections=parsed.rejections,
+        configs=len(parsed.configs),
+        added=stored.added,
+        tagged=stored.tagged,
+        missing=stored.missing,
+    )
+
+
+def list_configs(tag: str) -> list[Config]:
+    """The layers that carry a tag; raises NotFound for a tag that nothing carries."""
+    from tuna.db import configs
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return list(configs.tagged(connection, tag))
+
+
+def add_network(what: Literal["model", "framework"], name: str, version: str) -> bool:
+    """Store a model or a framework; False if it is there already."""
+    from tuna.db import networks
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+
+    add = {"model": networks.add_model, "framework": networks.add_framework}[what]
+    with writing(open_database()) as connection:
+        return add(connection, networks.Named(name, version))
+
+
+def list_networks() -> Networks:
+    """All models and frameworks."""
+    from tuna.db import networks
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return Networks(tuple(networks.models(connection)), tuple(networks.frameworks(connection)))

@@ -1,0 +1,248 @@
+"""Jobs: loaded, worked through, retried, canceled, reproduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuna.api.sessions import session_library
+from tuna.errors import BadInput, NotFound, ServiceError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from tuna.libraries.items import StepResult
+    from tuna.workers.launch import WorkerSpec
+    from tuna.workers.session_run import Progress
+
+#: Job options by name; which ones there are, the library says.
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class LoadedJobs:
+    """How many jobs are new, of how many applicable pairs of layer and solver in the session (and tag)."""
+
+    added: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class CanceledJobs:
+    """Numbers of canceled jobs by the state that they had."""
+
+    states: Mapping[str, int]
+    workers_told: bool  #: False: Redis is away, so workers finish what they have in hand, and it is refused
+
+
+def load_jobs(
+    session_id: int,
+    *,
+    tag: str | None,
+    steps: Sequence[str] = (),
+    reason: str,
+    solvers: Sequence[str] = (),
+    options: Options | None = None,
+    algorithm: str | None = None,
+    only_dynamic: bool = False,
+    only_tunable: bool = False,
+    command: str | None = None,
+) -> LoadedJobs:
+    """Make the jobs of a session that are not there yet, for every applicable solver or for `solvers`.
+
+    `tag`: only its layers; `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
+    `command`: only convolutions of this precision. Raises BadInput if no pair of layer and solver applies, NotFound for
+    an unknown session, tag, step or solver.
+    """
+    from tuna.db import jobs
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.libraries.registry import get_library
+    from tuna.vocabulary import State
+
+    engine = open_database()
+    library = get_library(session_library(session_id))
+    wanted = {library.step(name).name for name in steps}
+    names = [step.name for step in library.steps if not wanted or step.name in wanted]
+    request = jobs.JobRequest(
+        session_id,
+        library.name,
+        names,
+        reason,
+        State.NEW.value,
+        tag=tag,
+        solvers=tuple(solvers),
+        options=options,
+        algorithm=algorithm,
+        only_dynamic=only_dynamic,
+        only_tunable=only_tunable,
+        command=command,
+    )
+    with writing(engine) as connection:
+        count = jobs.load(connection, request)
+        pairs = jobs.pairs(connection, session_id, tag)
+    if not pairs:
+        hint = f"run: ./go_fish.py {library.name} --update_applicability --session_id {session_id}"
+        raise BadInput(f"No solver is known to run these layers in session {session_id}.", hint=hint)
+    return LoadedJobs(count, pairs)
+
+
+def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:
+    """A job of the example library, which runs a program and needs no layer of anybody's."""
+    from tuna.configs import GemmConfig
+    from tuna.db import configs, solvers
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.libraries.registry import get_library
+
+    engine, tag, library = open_database(), "example", get_library("example")
+    with writing(engine) as connection:
+        configs.store(connection, [GemmConfig(m=1, n=1, k=1)], tag)
+        solvers.update_solvers(connection, library)
+    solvers.update_applicability(engine, library, session_id, tag)
+    return load_jobs(session_id, tag=tag, reason=reason, options=options)
+
+
+def run(
+    session_id: int,
+    steps: Sequence[str] = (),
+    *,
+    processes: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Work through the steps (all when empty) of a session with workers on this machine; returns how it stands then.
+
+    `processes`: compile processes, by default one for each core that does not measure. `on_progress` is called a few
+    times a second at most. Interrupted, it goes on where it was when called again.
+    """
+    from tuna.libraries.registry import get_library
+    from tuna.workers.session_run import default_workers
+
+    workers = default_workers(get_library(session_library(session_id)), processes)
+    return _work_through(session_id, steps, workers, on_progress)
+
+
+def enqueue(
+    session_id: int, steps: Sequence[str] = (), *, on_progress: Callable[[Progress], None] | None = None
+) -> Progress:
+    """Fill the queues and drain results until every job is through; the workers run elsewhere."""
+    return _work_through(session_id, steps, (), on_progress)
+
+
+def _work_through(
+    session_id: int,
+    steps: Sequence[str],
+    workers: Sequence[WorkerSpec],
+    on_progress: Callable[[Progress], None] | None,
+) -> Progress:
+    from tuna.api.workers import celery_app
+    from tuna.db.database import open_database
+    from tuna.settings import get_settings
+    from tuna.workers.session_run import run_session
+
+    state = run_session(
+        open_database(),
+        get_settings(),
+        session_id,
+        app=celery_app,
+        steps=steps,
+        workers=workers,
+        on_progress=on_progress or (lambda _: None),
+    )
+    if not state.total:
+        raise BadInput(f"Session {session_id} has no jobs.", hint="load some: tuna load-jobs, or ./load_job.py")
+    return state
+
+
+def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None) -> dict[str, int]:
+    """Send errored jobs back to the step that failed, as if it had never been tried; returns how many by step."""
+    from tuna.db.database import open_database
+    from tuna.libraries.registry import get_library
+    from tuna.pipeline import job_actions
+
+    library = get_library(session_library(session_id))
+    return job_actions.retry(open_database(), library, job_actions.Selection(session_id, jobs, cause=cause))
+
+
+def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None) -> CanceledJobs:
+    """End jobs that are not finished; what workers have in hand for them no longer counts."""
+    from tuna.db.database import open_database
+    from tuna.libraries.registry import get_library
+    from tuna.pipeline import job_actions
+
+    engine, library = open_database(), get_library(session_library(session_id))
+    done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
+    return CanceledJobs(done.states, _drop_leases(engine, done.chunks))
+
+
+def _drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
+    """Tell workers that they can stop; False without Redis."""
+    if not chunks:
+        return True
+    from tuna.db import sessions
+    from tuna.db.engine import reading
+    from tuna.pipeline.connection import connect
+    from tuna.pipeline.leases import Leases
+    from tuna.settings import get_settings
+
+    with reading(engine) as connection:
+        namespace = sessions.namespace(connection)
+    try:
+        Leases(connect(get_settings()), namespace, get_settings().lease_s).drop(sorted(chunks))
+    except ServiceError:
+        return False
+    return True
+
+
+def reproduce(
+    driver: str,
+    *,
+    library: str,
+    solver: str,
+    step: str,
+    seed: int = 0,
+    index: int | None = None,
+    options: Options | None = None,
+    target: str | None = None,
+) -> list[StepResult]:
+    """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is stored.
+
+    Runs the steps up to `step` and returns their results, of which the last one tells how it ended. `target`: the
+    session's; default: this machine's. Raises NotFound for an unknown solver, BadInput unless the layer is one.
+    """
+    from tuna.configs import read_one
+    from tuna.libraries.items import WorkItem
+    from tuna.libraries.registry import get_library
+    from tuna.pipeline.local_run import run_steps
+
+    tuned = get_library(library)
+    if solver not in [known.name for known in tuned.solvers()]:
+        raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
+    layer = read_one(driver)
+    item = WorkItem(
+        job_id=1,
+        attempt=1,
+        session_id=0,
+        library=library,
+        step=step,
+        solver=solver,
+        config=layer.to_json(),
+        body=layer.body_digest,
+        target=tuned.environment().target if target is None else target,
+        seed=seed,
+        options=dict(options or {}),
+    )
+    return run_steps(tuned, item, step, index, _body(item.body))
+
+
+def _body(digest: str | None) -> bytes | None:
+    """The body of a layer that has one, from the database."""
+    if digest is None:
+        return None
+    from tuna.db import configs
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return configs.body(connection, digest)

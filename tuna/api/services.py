@@ -1,0 +1,62 @@
+"""The database, the services around it, and what can be seen of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from tuna.doctor import Finding
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """A change of the schema: revisions before (None: the database was empty) and after."""
+
+    url: str  #: without its password
+    before: str | None
+    after: str
+
+
+def open_database() -> sa.Engine:
+    """The database of the settings with a current schema: an embedded one is made and upgraded by itself."""
+    from tuna.db import database
+
+    return database.open_database()
+
+
+def upgrade_database() -> Upgrade:
+    """Bring the schema of the database to the one that this version needs."""
+    from tuna.db import schema
+    from tuna.db.database import connect_database
+
+    engine = connect_database()
+    before = schema.revision(engine)
+    schema.upgrade(engine)
+    return Upgrade(engine.url.render_as_string(hide_password=True), before, schema.HEAD)
+
+
+def list_tables() -> list[str]:
+    """The names of all tables that a database with the current schema has."""
+    from tuna.db.models import Base
+
+    return sorted(Base.metadata.tables)
+
+
+def doctor(library: str | None = None) -> list[Finding]:
+    """What this machine and its services can do, and what to change; of libraries only `library`, if it is given."""
+    from tuna.doctor import check
+
+    return check(library)
+
+
+def serve_metrics(listen: str, started: Callable[[str], None]) -> None:
+    """Answer Prometheus at `listen` (HOST:PORT) until Ctrl-C; `started` is told the URL."""
+    from tuna.db.database import connect_database
+    from tuna.reports.prometheus import serve
+    from tuna.settings import get_settings
+
+    serve(connect_database(), get_settings(), listen, started)

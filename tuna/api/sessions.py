@@ -1,0 +1,150 @@
+"""Sessions: started, prepared, looked at, reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.db.overview import Overview
+    from tuna.db.solvers import Applicability, StoredSolver
+    from tuna.libraries.base import Environment
+    from tuna.reports.report_data import ReportFigures
+    from tuna.reports.status import Watcher
+
+
+@dataclass(frozen=True)
+class StartedSession:
+    """A session that was asked for; `new` unless the same one was there already."""
+
+    id: int
+    reason: str
+    environment: Environment
+    new: bool
+
+
+def init_session(library: str, reason: str, facts: Mapping[str, str] | None = None) -> StartedSession:
+    """The session for (environment, reason), made if there is none.
+
+    The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
+    the library allows that.
+    """
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.libraries.registry import get_library
+
+    found = get_library(library)
+    environment = found.environment_by_hand(facts) if facts else found.environment()
+    with writing(open_database()) as connection:
+        session_id, new = sessions.create(connection, environment, reason)
+    return StartedSession(session_id, reason, environment, new)
+
+
+def update_solvers(library: str) -> int:
+    """Store the solvers that the library has now; returns how many."""
+    from tuna.db import solvers
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.libraries.registry import get_library
+
+    with writing(open_database()) as connection:
+        return solvers.update_solvers(connection, get_library(library))
+
+
+def list_solvers(library: str) -> list[StoredSolver]:
+    """The library's solvers as stored; raises BadInput before `update_solvers`."""
+    from tuna.db import solvers
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.libraries.registry import get_library
+
+    with reading(open_database()) as connection:
+        return solvers.list_solvers(connection, get_library(library).name)
+
+
+def update_applicability(session_id: int, tag: str | None = None, *, library: str | None = None) -> Applicability:
+    """Work out which solvers can run which layers (those with `tag`, or all) in the session.
+
+    Raises BadInput if the session is not of `library`, should one be named.
+    """
+    from tuna.db import solvers
+    from tuna.db.database import open_database
+    from tuna.libraries.registry import get_library
+
+    tuned = get_library(session_library(session_id, library))
+    return solvers.update_applicability(open_database(), tuned, session_id, tag)
+
+
+def session_library(session_id: int, expected: str | None = None) -> str:
+    """The library of the session; raises NotFound, or BadInput when another one was expected."""
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        name = sessions.get(connection, session_id).environment.library
+    if expected is not None and name != expected:
+        raise BadInput(f"Session {session_id} belongs to {name}, not to {expected}.")
+    return name
+
+
+def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
+    """Raise BadInput for a device that is not the session's, should one be named."""
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        there = sessions.get(connection, session_id).environment
+    if arch not in (None, there.arch) or num_cu not in (None, there.num_cu):
+        raise BadInput(f"Session {session_id} is for {there.arch} with {there.num_cu} compute units.")
+
+
+def status(session_id: int | None = None) -> list[Overview]:
+    """All sessions, or one: jobs by state, failures by cause. Raises NotFound for a session that is not there."""
+    from tuna.db import overview
+    from tuna.db.database import open_database
+
+    engine = open_database()
+    found = overview.read(engine, session_id)
+    if session_id is not None and not found:
+        from tuna.db import sessions
+        from tuna.db.engine import reading
+
+        with reading(engine) as connection:
+            sessions.get(connection, session_id)  # raises NotFound with the sessions that there are
+    return list(found)
+
+
+def watcher(session_id: int | None = None) -> Watcher:
+    """What looks again and again at all sessions or one: rates, ETA, efficiency, workers (`look()`)."""
+    from tuna.db.database import open_database
+    from tuna.reports.status import Watcher
+    from tuna.settings import get_settings
+
+    return Watcher(open_database(), get_settings(), session_id)
+
+
+def report(session_id: int) -> ReportFigures:
+    """All figures of a session's report; raises NotFound."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.queries import read_figures
+
+    with reading(open_database()) as connection:
+        return read_figures(connection, session_id)
+
+
+def write_report(session_id: int, path: Path) -> Path:
+    """Write the session's report as one HTML file and return its path; raises NotFound, BadInput, StorageFull."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.html import write_report as write
+
+    with reading(open_database()) as connection:
+        return write(connection, session_id, path)

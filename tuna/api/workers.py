@@ -1,0 +1,290 @@
+"""Workers: tokens, who is there, what each shall do; run here; commands on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from tuna.errors import BadInput, NotFound, ServiceError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from tuna.membership.gate import Gate
+    from tuna.membership.heartbeat import WorkerStatus
+    from tuna.membership.members import Member
+    from tuna.workers.remote_exec import Answer
+
+Role = Literal["compile", "eval"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """The right to join once, without its secret; `state` is open, used, revoked or expired."""
+
+    id: str
+    role: str
+    state: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A live worker process, or a member (a worker that joined by token) of which no process is live."""
+
+    name: str  #: the process's: the worker's with `:` and a number; a silent member's: the worker's own
+    worker: str
+    joined: bool  #: by token
+    state: str  #: busy or idle; cordoned, draining; of a member without a process also away, gone, revoked
+    role: str
+    host: str
+    device: str
+    environment: str  #: keys of those that it measures for
+    toolchains: tuple[str, ...]
+    jobs: tuple[int, ...]  #: in hand now
+    done: int | None  #: items since its start; None without a process
+    per_minute: float | None  #: items a minute since its start
+    silent_s: float  #: since it was heard of last
+
+
+def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
+    """A new token, as the one line that `tuna worker --join` takes; pass it on as you would a password.
+
+    `url`: how workers reach this Redis; default: as this machine does. Raises BadInput unless that is over the network,
+    ServiceError if this Redis user may not administer users.
+    """
+    import redis
+
+    from tuna.membership.join import without_secrets
+    from tuna.pipeline.connection import redis_url, uses_embedded
+    from tuna.settings import get_settings
+
+    settings = get_settings()
+    if uses_embedded(settings):
+        raise BadInput(
+            "Workers join over the network, and the embedded Redis is on this machine only.", hint="set TUNA_BROKER_URL"
+        )
+    reached = without_secrets(url or redis_url(settings))
+    if not reached.startswith(("redis://", "rediss://")) or not redis_url(settings).startswith(("redis:", "rediss:")):
+        raise BadInput("Workers join over redis:// or rediss://.", hint="give their URL with --url")
+    try:
+        return _gate().create_token(role, ttl_s, reached).full()
+    except redis.exceptions.NoPermissionError:
+        raise ServiceError(
+            "This Redis user may not administer users.", hint="see docs/usage.md, Who may work"
+        ) from None
+
+
+def list_tokens() -> list[Token]:
+    """All tokens, newest first."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.db.types import utc_now
+    from tuna.membership import members
+
+    now = utc_now()
+    with reading(open_database()) as connection:
+        return [
+            Token(
+                row.id,
+                row.role,
+                "used"
+                if row.used_at
+                else "revoked"
+                if row.revoked_at
+                else "open"
+                if row.expires_at > now
+                else "expired",
+                row.expires_at,
+            )
+            for row in members.tokens(connection)
+        ]
+
+
+def revoke_token(token_id: str) -> None:
+    """Make a token useless; a worker that joined with it stays. Raises NotFound."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.membership import members
+
+    with writing(open_database()) as connection:
+        members.revoke_token(connection, token_id)
+    _gate().reconcile()
+
+
+def list_workers() -> list[Worker]:
+    """Live worker processes, then members that none of them belongs to."""
+    import time
+
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.membership import members
+    from tuna.membership.gate import control_key
+    from tuna.membership.heartbeat import HeartbeatBoard
+    from tuna.pipeline.connection import connect, ensure_services
+    from tuna.settings import get_settings
+
+    settings = get_settings()
+    with reading(open_database()) as connection:
+        namespace = sessions.namespace(connection)
+        joined = {member.name: member for member in members.members(connection, everybody=True)}
+    ensure_services(settings)
+    client = connect(settings)
+    now = time.time()
+    found = []
+    for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
+        worker = status.name.rpartition(":")[0]
+        wanted = client.get(control_key(namespace, worker))
+        state = wanted.decode() if isinstance(wanted, bytes) else "busy" if status.job_ids else "idle"
+        found.append(_live(status, worker, state, worker in joined, now))
+    there = {worker.worker for worker in found}
+    return found + [_silent(member, now) for member in joined.values() if member.name not in there]
+
+
+def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: float) -> Worker:
+    return Worker(
+        name=status.name,
+        worker=worker,
+        joined=joined,
+        state=state,
+        role=status.role,
+        host=status.host,
+        device=status.device,
+        environment=status.environment,
+        toolchains=status.toolchains,
+        jobs=status.job_ids,
+        done=status.done,
+        per_minute=60 * status.done / max(1.0, now - status.started_at),
+        silent_s=max(0.0, now - status.seen_at),
+    )
+
+
+def _silent(member: Member, now: float) -> Worker:
+    return Worker(
+        name=member.name,
+        worker=member.name,
+        joined=True,
+        state="away" if member.state == "active" else member.state,
+        role=member.role,
+        host=member.host,
+        device=member.device,
+        environment=", ".join(member.environments),
+        toolchains=member.toolchains,
+        jobs=(),
+        done=None,
+        per_minute=None,
+        silent_s=max(0.0, now - member.seen_at.timestamp()),
+    )
+
+
+def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
+    """Change what a worker, or the worker of a process, shall do, in SQL too if it joined; returns the worker's name.
+
+    `cordoned` takes nothing new, `draining` leaves then, `revoked` (members only) loses its access at once. Raises
+    NotFound, or BadInput where the change is none or impossible.
+    """
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.membership import members
+
+    known = next((one for one in list_workers() if name in (one.name, one.worker)), None)
+    if known is None:
+        raise NotFound(f"There is no worker {name}.", hint="see: tuna workers")
+    worker = known.worker
+    with writing(open_database()) as connection:
+        changed = members.set_state(connection, worker, state)
+    if known.joined and not changed:
+        raise BadInput(f"{worker} is {known.state} already.")
+    if state != "revoked":
+        _gate().control(worker, state)
+    elif changed:
+        _gate().reconcile()
+    else:
+        raise BadInput(
+            f"{worker} did not join with a token: it uses this installation's own credentials.",
+            hint="change those of Redis to put it out",
+        )
+    return worker
+
+
+def _gate() -> Gate:
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.membership.gate import Gate
+    from tuna.pipeline.connection import connect, connect_admin, ensure_services
+    from tuna.pipeline.leases import Leases
+    from tuna.settings import get_settings
+
+    settings, engine = get_settings(), open_database()
+    ensure_services(settings)
+    with reading(engine) as connection:
+        namespace = sessions.namespace(connection)
+    client = connect(settings)
+    evict = Leases(client, namespace, settings.lease_s).evict
+    return Gate(engine, client, namespace, settings.lease_s, evict, admin=connect_admin(settings))
+
+
+def join(role: Role, line: str) -> None:
+    """Become a member with the token of `line`; its settings go into this process's environment, for its workers."""
+    import os
+    import socket
+
+    from tuna.membership.join import Facts
+    from tuna.membership.join import join as ask
+    from tuna.pipeline.tasks import device_of, served_queues
+    from tuna.settings import get_settings
+
+    queues = [queue for queue in served_queues(role).values() if isinstance(queue, str)]
+    names = tuple(queue.partition(".")[2] for queue in queues)
+    facts = Facts(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=device_of(queues),
+        environments=names if role == "eval" else (),
+        toolchains=names if role == "compile" else (),
+    )
+    os.environ.update(ask(line, role, facts))
+    get_settings.cache_clear()
+
+
+def serve_workers(
+    role: Role, processes: int = 1, *, devices: str | None = None, session_id: int | None = None, once: bool = False
+) -> int:
+    """Run workers in the foreground until they have ended; returns the exit code. Needs the main thread.
+
+    `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only session to work for;
+    `once`: leave when the queues are empty.
+    """
+    from tuna.workers.serve import serve
+
+    session = "" if session_id is None else _session_text(session_id)
+    return serve(role, processes, devices=devices, session=session, once=once)
+
+
+def _session_text(session_id: int) -> str:
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.membership.compatibility import session_text
+
+    with reading(open_database()) as connection:
+        return session_text(session_id, sessions.get(connection, session_id).environment)
+
+
+def remote_exec(command: str) -> Sequence[Answer]:
+    """Run a command line, without a shell, here and on each worker that allows it; one answer for each."""
+    from tuna.settings import get_settings
+    from tuna.workers.remote_exec import execute
+
+    return execute(command, get_settings(), celery_app)
+
+
+def celery_app() -> Celery:
+    """The Celery app; importing it takes a while, so only what needs it does."""
+    from tuna.celery_app import app
+
+    return app

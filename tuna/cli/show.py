@@ -1,0 +1,130 @@
+"""What commands print of what `tuna.api` returned, the same under `tuna` and under the seeds' programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna import api
+from tuna.cli.console import print_table
+
+if TYPE_CHECKING:
+    from tuna.api import ImportedConfigs, LoadedJobs, Networks, StartedSession
+    from tuna.configs import Rejection
+    from tuna.db.overview import Overview
+    from tuna.db.solvers import Applicability, StoredSolver
+    from tuna.doctor import Finding
+
+
+def started(session: StartedSession) -> None:
+    """Id and environment of a session."""
+    click.echo(f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}")
+
+
+def imported(read: Callable[[], ImportedConfigs], tag: str) -> None:
+    """What `read` imports: every rejected line, also where nothing is imported, and the counts."""
+    try:
+        found = read()
+    except api.NothingImported as error:
+        rejections(error.rejections)
+        raise
+    rejections(found.rejections)
+    c = found.counts
+    click.echo(
+        f"{c.total} lines: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
+        f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
+    )
+    click.echo(f"{found.configs} layers: {found.added} added, {found.tagged} newly tagged {tag!r}")
+    if found.missing:
+        click.echo(f"{found.missing} layers are not there and were not tagged", err=True)
+
+
+def rejections(found: Sequence[Rejection]) -> None:
+    """Each mistake, and for each kind of unsupported line how many there are."""
+    unsupported: dict[str, list[Rejection]] = {}
+    for rejection in found:
+        if rejection.unsupported:
+            unsupported.setdefault(rejection.reason, []).append(rejection)
+        else:
+            click.echo(str(rejection), err=True)
+    for alike in unsupported.values():
+        more = f" (and {len(alike) - 1} more such lines)" if len(alike) > 1 else ""
+        click.echo(f"{alike[0]}{more}", err=True)
+
+
+def networks(found: Networks) -> None:
+    """Models with the number of their layers, and frameworks."""
+    rows: list[tuple[object, ...]] = [("model", model.name, model.version, count) for model, count in found.models]
+    rows += [("framework", item.name, item.version, "") for item in found.frameworks]
+    print_table("", ("", "name", "version", "layers"), rows, right=(3,))
+
+
+def solvers(found: Iterable[StoredSolver]) -> None:
+    """A table of solvers."""
+    rows = [
+        ("-" if s.number is None else s.number, s.name, ",".join(s.kinds), _yes(s.tunable), _yes(s.dynamic))
+        for s in found
+    ]
+    print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def applicability(found: Applicability) -> None:
+    """How many pairs there are, and what was left out."""
+    click.echo(f"{found.configs} layers, {found.pairs} applicable pairs of layer and solver")
+    for name, count in sorted(found.unknown.items()):
+        click.echo(f"left out: {name} applies to {count} layers but is no known solver", err=True)
+
+
+def loaded(found: LoadedJobs) -> None:
+    """How many jobs are new, and why there may be none."""
+    click.echo(f"New jobs added: {found.added}")
+    if not found.added:
+        pairs = f"{found.pairs} applicable pairs of layer and solver"
+        click.echo(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)
+
+
+def findings(found: Sequence[Finding]) -> None:
+    """What `tuna doctor` found."""
+    rows = [
+        (_verdict(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or not f.ok) else "")) for f in found
+    ]
+    print_table("", ("", "what", "found"), rows)
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.absent:
+        return "absent"
+    return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
+
+
+def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
+    """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
+    if not found:
+        click.echo("No sessions yet. Start one with: tuna init-session LIBRARY -l REASON")
+        return
+    rows = [
+        (
+            session.session_id,
+            session.library,
+            session.arch,
+            session.reason,
+            sum(session.jobs.values()),
+            session.in_flight,
+            ", ".join(f"{count} {state}" for state, count in session.jobs.items()) or "no jobs",
+            ", ".join(f"{failure.attempts} {failure.cause}" for failure in session.failures) or "-",
+        )
+        for session in found
+    ]
+    columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", "failed attempts")
+    print_table("", columns, rows, right=(0, 4, 5))
+    for failure in found[0].failures if details else ():
+        last = (failure.output_tail.strip().splitlines() or ["(no output)"])[-1]
+        click.echo(f"{failure.cause} ({failure.attempts}): {last}")
+        if failure.reproduce:
+            click.echo(f"  reproduce: {failure.reproduce}")

@@ -1,0 +1,72 @@
+"""Commands that look at sessions: status, metrics, report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuna import api
+from tuna.cli import options, show
+from tuna.cli.console import print_json
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.db.overview import Overview
+
+
+@click.command()
+@click.option("--session-id", type=options.ID, help="Only this session, with its failures.")
+@click.option("--watch", "stays", is_flag=True, help="Stay and show how things go, until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@options.as_json
+def status(session_id: int | None, stays: bool, interval: float, as_json: bool) -> None:
+    """Show sessions, their jobs by state, and why jobs failed."""
+    if stays:
+        from tuna.cli.watch import watch
+
+        watch(session_id, interval, as_json=as_json)
+        return
+    found = api.status(session_id)
+    if as_json:
+        print_json([_document(session) for session in found])
+    else:
+        show.sessions(found, details=session_id is not None)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:9464", show_default=True, metavar="HOST:PORT")
+def metrics(listen: str) -> None:
+    """Answer Prometheus at http://HOST:PORT/metrics, until Ctrl-C."""
+    api.serve_metrics(listen, lambda url: click.echo(f"metrics at {url}", err=True))
+
+
+def _document(session: Overview) -> dict[str, Any]:
+    return {
+        "session": session.session_id,
+        "library": session.library,
+        "reason": session.reason,
+        "environment": session.environment,
+        "arch": session.arch,
+        "jobs": session.jobs,
+        "in_flight": session.in_flight,
+        "failures": [asdict(failure) for failure in session.failures],
+    }
+
+
+@click.command()
+@options.session_id
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: session-N.html.")
+@options.as_json
+def report(session_id: int, output: Path | None, as_json: bool) -> None:
+    """Write a session's report as one HTML file that needs nothing else, or print its figures as JSON."""
+    if not as_json:
+        click.echo(str(api.write_report(session_id, output or Path(f"session-{session_id}.html"))))
+    elif output is None:
+        print_json(api.report(session_id).as_json())
+    else:
+        raise BadInput("With --json the figures are printed: leave -o out.")
