@@ -11,6 +11,7 @@ from tuna.configs import Config
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.sandbox.discovery import Kind
 from tuna.vocabulary import Cause, Resource
 
 
@@ -23,6 +24,7 @@ class NoopLibrary(Library):
 
     name = "noop"
     kinds = ("convolution", "gemm")
+    device_kind = Kind.CPU
     steps = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
 
     def environment(self) -> Environment:

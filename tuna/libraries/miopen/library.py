@@ -28,6 +28,7 @@ from tuna.libraries.miopen import answers, environment, fin, kernels, names, req
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
 from tuna.sandbox.cores import compile_cpus
+from tuna.sandbox.discovery import Kind
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class MiopenLibrary(Library):
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
+    device_kind = Kind.AMD
     # A worker's hard limit allows for a call that is repeated solver by solver.
     steps = (
         Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"]),

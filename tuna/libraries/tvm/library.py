@@ -19,6 +19,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.solvers import TABLE
+from tuna.sandbox.discovery import Kind
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.vocabulary import Cause, Resource
 
@@ -41,6 +42,7 @@ class TvmLibrary(Library):
 
     name = "tvm"
     kinds = ("convolution", "gemm")
+    device_kind = Kind.CPU
     steps = (
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
