@@ -32,9 +32,11 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
+from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
+from tuna.libraries.retries import Again, Retry
 from tuna.pipeline import job_actions, results
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
@@ -42,7 +44,7 @@ from tuna.pipeline.job_actions import Selection
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS, is_permanent
+from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS
 from tuna.settings import Settings, get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource, State
@@ -51,6 +53,13 @@ SETTINGS = hypothesis.settings(max_examples=25, stateful_step_count=50, deadline
 MAX = 2
 #: So many rounds of work are enough, whatever happened before.
 ROUNDS = 20
+#: What the library says of some causes; of the others it says what all do.
+POLICIES = {
+    Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False, delay_s=3600.0),
+    Cause.BUILD_TIMEOUT: Retry(Again.NEVER, first_step=True, charged=False),
+    Cause.RUN_TIMEOUT: Retry(first_step=True, delay_s=7200.0),
+}
+MAX_FREE = 2
 #: By its steps, where a job ends when all goes well.
 ENDS = {"build,link,measure": State.EVALUATED, "build": State.COMPILED, "measure": State.EVALUATED}
 LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -58,27 +67,30 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
 NOBODY = ""
 LIE = "a lie"
 PICK = st.integers(0, 40)
-CAUSES = st.sampled_from([None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST])
+CAUSES = st.sampled_from([None, None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST, *POLICIES])
 HISTORY = """
-CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, to_state, to_attempt, to_chunk,
+CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk,
     step, result_attempt, cause, worker, words);
 CREATE TRIGGER answered AFTER INSERT ON step_result BEGIN
     INSERT INTO history (job, state, attempt, chunk, step, result_attempt, cause, worker, words)
     SELECT id, state, attempt, chunk, NEW.step, NEW.attempt, NEW.cause, NEW.worker, NEW.output_tail
     FROM job WHERE id = NEW.job_id; END;
 CREATE TRIGGER moved AFTER UPDATE OF state, attempt, chunk ON job BEGIN
-    INSERT INTO history (job, state, attempt, chunk, to_state, to_attempt, to_chunk)
-    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, NEW.state, NEW.attempt, NEW.chunk); END;
+    INSERT INTO history (job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk)
+    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.ready_at, NEW.state, NEW.attempt, NEW.chunk); END;
 """
 
 
 class SmallChunks(NoopLibrary):
-    """Two steps on a CPU and one on a device."""
+    """Two steps on a CPU and one on a device, and a policy of its own for some failures."""
 
     steps = tuple(
         Step(name, resource, chunk=3)
         for name, resource in (("build", Resource.CPU), ("link", Resource.CPU), ("measure", Resource.DEVICE))
     )
+
+    def retry(self, cause: Cause) -> Retry:
+        return POLICIES.get(cause) or super().retry(cause)
 
 
 LIBRARY = SmallChunks()
@@ -216,6 +228,7 @@ class Pipeline(RuleBasedStateMachine):
         self.owed: set[str] = set()  # what was said and must be heard
         self.good: dict[int, set[str]] = defaultdict(set)  # steps of the job's round
         self.failures: dict[int, int] = defaultdict(int)
+        self.free: dict[int, int] = defaultdict(int)  # failures in a row that were not charged
         self.answered: dict[int, int] = {}  # job -> attempt
         self.seen = 0  # of the history
 
@@ -448,11 +461,16 @@ class Pipeline(RuleBasedStateMachine):
             assert self.said.get(event.words) == accepted, "it was not said by the one who holds the job"
             self.owed.discard(event.words)
         self.answered[event.job] = event.attempt
-        self.failures[event.job] = self.failures[event.job] + 1 if event.cause else 0
+        policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
+        free = not policy.charged and policy.again is not Again.NEVER and self.free[event.job] < MAX_FREE
+        if event.cause is None:
+            self.failures[event.job] = self.free[event.job] = 0
+        else:
+            (self.free if free else self.failures)[event.job] += 1
         if event.cause is None:
             assert event.step not in self.good[event.job], "it is done twice"
             self.good[event.job].add(event.step)
-        elif event.cause == Cause.ARTIFACT_LOST.value:
+        elif policy.first_step:
             self.good[event.job].clear()
 
     def _judge_change(self, event: Any) -> None:
@@ -460,22 +478,29 @@ class Pipeline(RuleBasedStateMachine):
         assert after is before or after in TRANSITIONS[before]
         claimed = before not in IN_FLIGHT and after in IN_FLIGHT
         assert event.to_attempt == event.attempt + claimed
+        assert not (claimed and event.ready_at and event.ready_at > str(utc_now())), "it was not to be tried yet"
         taken = before in IN_FLIGHT and after not in IN_FLIGHT | {State.CANCELED}
         if taken and self.answered.get(event.job) != event.attempt:
             assert event.chunk in self.freed, "it was taken from its worker"
             assert event.chunk not in self.lost, "no job was charged for a lost worker"
         if before is State.ERRORED:
-            self.failures[event.job] = 0
+            self.failures[event.job] = self.free[event.job] = 0
 
     def _judge_jobs(self) -> None:
         for job in self._jobs():
             state, cause = State(job.state), Cause(job.cause) if job.cause else None
             assert (job.chunk is not None) is (job.leased_at is not None) is (state in IN_FLIGHT)
             assert job.failures == self.failures[job.id] <= MAX
+            assert job.uncharged == self.free[job.id] <= MAX_FREE
+            assert (job.avoid is None) or (cause is not None and LIBRARY.retry(cause).again is Again.ELSEWHERE)
+            if job.ready_at and state not in IN_FLIGHT | {State.CANCELED}:
+                assert cause is not None
+                assert LIBRARY.retry(cause).delay_s
             steps = job.steps.split(",")
             assert job.step == next((step for step in steps if step not in self.good[job.id]), steps[-1])
             if state is not State.CANCELED:
-                assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and is_permanent(cause)))
+                permanent = cause is not None and LIBRARY.retry(cause).again is Again.NEVER
+                assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and permanent))
 
     def _judge_leases(self) -> None:
         pipe = self.scene.client.pipeline()
@@ -509,7 +534,7 @@ class Pipeline(RuleBasedStateMachine):
             self._let_time_pass()
             self._reap(self.coordinator)
         self.all_is_well()
-        assert not self.held
+        assert not self.held, "a job goes round for ever"
         assert self.coordinator._stream.backlog() == 0
         assert not self.owed, "a result was taken and never heard of"
         found = {(row.config_id, row.solver_id) for row in self._rows("SELECT * FROM find_db")}
@@ -633,6 +658,7 @@ class Pipeline(RuleBasedStateMachine):
         """Whatever is claimed by now is no longer left in peace."""
         with writing(self.engine) as connection:
             connection.execute(sa.update(Job).where(Job.leased_at.is_not(None)).values(leased_at=LONG_AGO))
+            connection.execute(sa.update(Job).where(Job.ready_at.is_not(None)).values(ready_at=LONG_AGO))
 
     def _reap(self, coordinator: Coordinator) -> None:
         lost, old = set(self.silent), {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"}
@@ -674,6 +700,7 @@ def scene(tmp_path: Path, tuna_home: Path, redis_client: redis.Redis, monkeypatc
     for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
+    monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)
     database = tmp_path / "template.sqlite"
     engine = make_engine(f"sqlite:///{database}")
     schema.upgrade(engine)

@@ -97,10 +97,15 @@ def load_jobs(
     only_dynamic: bool = False,
     only_tunable: bool = False,
     command: str | None = None,
+    **columns: Any,
 ) -> int:
-    """Make the jobs of a session, for every applicable solver or for some; prints how many are new."""
+    """Make the jobs of a session, for every applicable solver or for some; prints how many are new.
+
+    `columns` are further columns of `job` that a user sets. Raises BadInput for options that the library does not have.
+    """
     from tuna.db import jobs
     from tuna.db.engine import writing
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
     from tuna.vocabulary import State
 
@@ -116,7 +121,8 @@ def load_jobs(
         State.NEW.value,
         tag=tag,
         solvers=tuple(solvers),
-        options=options,
+        options=check(library.options, options or {}, library.name),
+        columns=columns,
         algorithm=algorithm,
         only_dynamic=only_dynamic,
         only_tunable=only_tunable,
@@ -137,9 +143,11 @@ def load_example_job(session_id: int, reason: str, options: Mapping[str, Any]) -
     from tuna.configs import GemmConfig
     from tuna.db import configs, solvers
     from tuna.db.engine import writing
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
 
     engine, tag, library = open_database(), "example", get_library("example")
+    check(library.options, options, library.name)  # before anything is written
     with writing(engine) as connection:
         configs.store(connection, [GemmConfig(m=1, n=1, k=1)], tag)
         solvers.update_solvers(connection, library)

@@ -61,11 +61,15 @@ def update_solvers(library: str) -> None:
 
 @click.command()
 @options.library_argument
+@click.option("--options", "show_options", is_flag=True, help="List the options of its jobs instead.")
 @options.as_json
-def solvers(library: str, as_json: bool) -> None:
-    """List the stored solvers of LIBRARY."""
+def solvers(library: str, show_options: bool, as_json: bool) -> None:
+    """List the stored solvers of LIBRARY, or what `load-jobs --option` takes."""
     from tuna.cli.console import print_json
 
+    if show_options:
+        _print_options(library, as_json)
+        return
     found = actions.list_solvers(library)
     if as_json:
         print_json([asdict(solver) for solver in found])
@@ -107,6 +111,21 @@ def load_jobs(
         solvers=options.split(solvers),
         options=options.job_options(pairs, candidates),
     )
+
+
+def _print_options(library: str, as_json: bool) -> None:
+    from tuna.cli.console import print_json
+    from tuna.libraries.options import describe
+    from tuna.libraries.registry import get_library
+
+    names = ("option", "type", "default", "meaning")
+    rows = describe(get_library(library).options)
+    if as_json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif rows:
+        print_table("", names, rows)
+    else:
+        click.echo(f"{library} has no job options.")
 
 
 def print_solvers(found: list[StoredSolver]) -> None:

@@ -97,6 +97,7 @@ def reproduce(
     from tuna.cli.console import print_json, print_table
     from tuna.configs import parse_line
     from tuna.libraries.items import WorkItem
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
     from tuna.pipeline.local_run import run_steps
 
@@ -116,7 +117,7 @@ def reproduce(
         config=configs[0].to_json(),
         target=tuned.environment().target if target is None else target,
         seed=seed,
-        options=options.job_options(pairs, None),
+        options=check(tuned.options, options.job_options(pairs, None), library),
     )
     results = run_steps(tuned, item, last, index)
     final = results[-1]
