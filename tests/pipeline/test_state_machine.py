@@ -713,7 +713,9 @@ def scene(tmp_path: Path, tuna_home: Path, redis_client: redis.Redis, monkeypatc
     raw.driver_connection.executescript(HISTORY)
     raw.close()
     engine.dispose()
-    settings = get_settings().model_copy(update={"max_attempts": MAX, "claim_batch": 6})
+    # Time passes only when a rule says so, however slow this machine is.
+    monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", 3600.0)
+    settings = get_settings().model_copy(update={"max_attempts": MAX, "claim_batch": 6, "lease_s": 3600.0})
     return Scene(database, session_id, redis_client, settings, tmp_path)
 
 

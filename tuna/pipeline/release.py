@@ -55,7 +55,7 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
                 lost = Cause.WORKER_LOST
                 after = after_failure(row, lost, library, max_attempts=max_attempts, worker="", now=now)
                 values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
-                values |= {"ready_at": after.ready_at, "cause": lost.value}
+                values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": lost.value}
                 new = after.state
                 item = work_items(connection, Scope(row.session_id, library, ""), library.step(row.step), [row])[0]
                 connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
