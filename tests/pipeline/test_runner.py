@@ -116,9 +116,9 @@ def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) ->
     bench.somebody("other, env")
     mine = ITEM.model_copy(update={"avoid": bench.runner._worker})
     ends = [bench.run(item=mine) for _ in range(running._MOST_DECLINED + 1)]
-    assert ends == ["refused"] * running._MOST_DECLINED + ["finished"]
+    assert ends == ["declined"] * running._MOST_DECLINED + ["finished"]
     assert {report.results for report in bench.reports() if report.kind is ReportKind.RETURNED} == {()}
-    assert bench.run(item=mine) == "refused", "it failed again, and is left to others again"
+    assert bench.run(item=mine) == "declined", "it failed again, and is left to others again"
 
 
 def test_without_another_worker_of_the_queue_it_is_tried_here_at_once(bench: Bench) -> None:

@@ -117,10 +117,11 @@ class Runner:
         finished = 0
         try:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
-                refusal = refusal or (_DECLINED if self._shall_decline(chunk) else "")
                 if refusal:
                     log.error("work is refused", chunk=chunk.id, reason=refusal)
                     return self._give_back(leases, chunk, token, [], refusal, "refused")
+                if self._shall_decline(chunk):
+                    return self._give_back(leases, chunk, token, [], _DECLINED, "declined")
                 outcome = self._work(leases, token, chunk, library, step, heartbeat)
             finished = len(chunk.items) if outcome == "finished" else 0
         except (LeaseLost, redis.AuthenticationError):
