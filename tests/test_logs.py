@@ -66,7 +66,7 @@ item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
 for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
     chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
-    Runner(None, 20.0, None).run(chunk, library)
+    Runner(None, 20.0, RunContext(None, None, ())).run(chunk, library)
 """
 
 

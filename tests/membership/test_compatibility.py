@@ -10,7 +10,7 @@ import pytest
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.membership import compatibility
-from tuna.pipeline import tasks
+from tuna.pipeline.worker_process import scratch_folder
 from tuna.testing.noop import NoopLibrary
 
 HERE = NoopLibrary().environment()
@@ -52,5 +52,5 @@ def test_scratch_of_dead_processes_of_this_machine_alone_is_removed(
     monkeypatch.setattr("socket.gethostname", lambda: "node1")
     for name in ("node1-999999999", "node2-999999999", "node1-old", "node1-1"):
         (tmp_path / name).mkdir()
-    mine = tasks._scratch(tmp_path)
+    mine = scratch_folder(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"node2-999999999", "node1-old", "node1-1", mine.name}

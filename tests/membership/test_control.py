@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from tuna.celery_internals import QueueSwitch
 from tuna.membership.announcements import NAMESPACES_KEY, namespaces
 from tuna.membership.control import ControlListener
 from tuna.membership.gate import control_key
@@ -39,7 +40,7 @@ def settings(tuna_home: Path) -> Settings:
 
 def test_a_worker_is_cordoned_and_goes_on_and_leaves(redis_client: redis.Redis, settings: Settings) -> None:
     consumer, left = _Consumer(), []
-    orders = ControlListener(redis_client, settings, "w", consumer, lambda: left.append(1))
+    orders = ControlListener(redis_client, settings, "w", QueueSwitch(consumer), lambda: left.append(1))
     redis_client.set(control_key("n", "another"), "draining")
     assert orders.look() == ""
     redis_client.set(control_key("n", "w"), "cordoned")

@@ -19,6 +19,7 @@ from state_machine_parts import (
     LIE,
     LONG_AGO,
     MAX,
+    MAX_FREE,
     NOBODY,
     ROUNDS,
     Broker,
@@ -35,14 +36,16 @@ from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
+from tuna.db.types import utc_now
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
+from tuna.libraries.retries import Again, Retry
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS, is_permanent
+from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS
 from tuna.vocabulary import Cause, State
 
 
@@ -79,6 +82,7 @@ class Machine(RuleBasedStateMachine):
         self.owed: set[str] = set()  # what was said and must be heard
         self.good: dict[int, set[str]] = defaultdict(set)  # steps of the job's round
         self.failures: dict[int, int] = defaultdict(int)
+        self.free: dict[int, int] = defaultdict(int)  # failures in a row that were not charged
         self.answered: dict[int, int] = {}  # job -> attempt
         self.seen = 0  # of the history
 
@@ -121,11 +125,16 @@ class Machine(RuleBasedStateMachine):
             assert self.said.get(event.words) == accepted, "it was not said by the one who holds the job"
             self.owed.discard(event.words)
         self.answered[event.job] = event.attempt
-        self.failures[event.job] = self.failures[event.job] + 1 if event.cause else 0
+        policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
+        free = not policy.charged and policy.again is not Again.NEVER and self.free[event.job] < MAX_FREE
+        if event.cause is None:
+            self.failures[event.job] = self.free[event.job] = 0
+        else:
+            (self.free if free else self.failures)[event.job] += 1
         if event.cause is None:
             assert event.step not in self.good[event.job], "it is done twice"
             self.good[event.job].add(event.step)
-        elif event.cause == Cause.ARTIFACT_LOST.value:
+        elif policy.first_step:
             self.good[event.job].clear()
 
     def _judge_change(self, event: Any) -> None:
@@ -133,22 +142,29 @@ class Machine(RuleBasedStateMachine):
         assert after is before or after in TRANSITIONS[before]
         claimed = before not in IN_FLIGHT and after in IN_FLIGHT
         assert event.to_attempt == event.attempt + claimed
+        assert not (claimed and event.ready_at and event.ready_at > str(utc_now())), "it was not to be tried yet"
         taken = before in IN_FLIGHT and after not in IN_FLIGHT | {State.CANCELED}
         if taken and self.answered.get(event.job) != event.attempt:
             assert event.chunk in self.freed, "it was taken from its worker"
             assert event.chunk not in self.lost, "no job was charged for a lost worker"
         if before is State.ERRORED:
-            self.failures[event.job] = 0
+            self.failures[event.job] = self.free[event.job] = 0
 
     def _judge_jobs(self) -> None:
         for job in self._jobs():
             state, cause = State(job.state), Cause(job.cause) if job.cause else None
             assert (job.chunk is not None) is (job.leased_at is not None) is (state in IN_FLIGHT)
             assert job.failures == self.failures[job.id] <= MAX
+            assert job.uncharged == self.free[job.id] <= MAX_FREE
+            assert (job.avoid is None) or (cause is not None and LIBRARY.retry(cause).again is Again.ELSEWHERE)
+            if job.ready_at and state not in IN_FLIGHT | {State.CANCELED}:
+                assert cause is not None
+                assert LIBRARY.retry(cause).delay_s
             steps = job.steps.split(",")
             assert job.step == next((step for step in steps if step not in self.good[job.id]), steps[-1])
             if state is not State.CANCELED:
-                assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and is_permanent(cause)))
+                permanent = cause is not None and LIBRARY.retry(cause).again is Again.NEVER
+                assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and permanent))
 
     def _judge_leases(self) -> None:
         pipe = self.scene.client.pipeline()
@@ -182,7 +198,7 @@ class Machine(RuleBasedStateMachine):
             self._let_time_pass()
             self._reap(self.coordinator)
         self.all_is_well()
-        assert not self.held
+        assert not self.held, "a job goes round for ever"
         assert self.coordinator._stream.backlog() == 0
         assert not self.owed, "a result was taken and never heard of"
         found = {(row.config_id, row.solver_id) for row in self._rows("SELECT * FROM find_db")}
@@ -306,6 +322,7 @@ class Machine(RuleBasedStateMachine):
         """Whatever is claimed by now is no longer left in peace."""
         with writing(self.engine) as connection:
             connection.execute(sa.update(Job).where(Job.leased_at.is_not(None)).values(leased_at=LONG_AGO))
+            connection.execute(sa.update(Job).where(Job.ready_at.is_not(None)).values(ready_at=LONG_AGO))
 
     def _reap(self, coordinator: Coordinator) -> None:
         lost, old = set(self.silent), {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
+from tuna.libraries.retries import Again, Retry
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
@@ -25,6 +26,13 @@ from tuna.vocabulary import Cause, Resource, State
 MAX = 2
 #: So many rounds of work are enough, whatever happened before.
 ROUNDS = 20
+#: What the library says of some causes; of the others it says what all do.
+POLICIES = {
+    Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False, delay_s=3600.0),
+    Cause.BUILD_TIMEOUT: Retry(Again.NEVER, first_step=True, charged=False),
+    Cause.RUN_TIMEOUT: Retry(first_step=True, delay_s=7200.0),
+}
+MAX_FREE = 2
 #: By its steps, where a job ends when all goes well.
 ENDS = {"build,link,measure": State.EVALUATED, "build": State.COMPILED, "measure": State.EVALUATED}
 LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -32,27 +40,30 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
 NOBODY = ""
 LIE = "a lie"
 PICK = st.integers(0, 40)
-CAUSES = st.sampled_from([None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST])
+CAUSES = st.sampled_from([None, None, None, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.ARTIFACT_LOST, *POLICIES])
 HISTORY = """
-CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, to_state, to_attempt, to_chunk,
+CREATE TABLE history (id INTEGER PRIMARY KEY, job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk,
     step, result_attempt, cause, worker, words);
 CREATE TRIGGER answered AFTER INSERT ON step_result BEGIN
     INSERT INTO history (job, state, attempt, chunk, step, result_attempt, cause, worker, words)
     SELECT id, state, attempt, chunk, NEW.step, NEW.attempt, NEW.cause, NEW.worker, NEW.output_tail
     FROM job WHERE id = NEW.job_id; END;
 CREATE TRIGGER moved AFTER UPDATE OF state, attempt, chunk ON job BEGIN
-    INSERT INTO history (job, state, attempt, chunk, to_state, to_attempt, to_chunk)
-    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, NEW.state, NEW.attempt, NEW.chunk); END;
+    INSERT INTO history (job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk)
+    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.ready_at, NEW.state, NEW.attempt, NEW.chunk); END;
 """
 
 
 class SmallChunks(NoopLibrary):
-    """Two steps on a CPU and one on a device."""
+    """Two steps on a CPU and one on a device, and a policy of its own for some failures."""
 
     steps = tuple(
         Step(name, resource, chunk=3)
         for name, resource in (("build", Resource.CPU), ("link", Resource.CPU), ("measure", Resource.DEVICE))
     )
+
+    def retry(self, cause: Cause) -> Retry:
+        return POLICIES.get(cause) or super().retry(cause)
 
 
 LIBRARY = SmallChunks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ from kombu import Connection
 
 from tuna.artifacts import Artifacts
 from tuna.db import sessions
-from tuna.db.engine import reading
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
+from tuna.db.types import utc_now
 from tuna.errors import StoreAway
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
+from tuna.pipeline import coordinator as coordination
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner
+from tuna.pipeline.runner import DEVICE_WAIT_S, Runner
 from tuna.pipeline.winners import Winners
 from tuna.settings import get_settings
+from tuna.workers.session_run import progress
 
 LIBRARY = get_library("noop")
 
@@ -37,11 +42,13 @@ class InProcess:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self.limits_s: set[float] = set()
 
     def producer_or_acquire(self) -> Any:
         return contextlib.nullcontext()
 
-    def send_task(self, _name: str, kwargs: dict[str, str], **_: Any) -> None:
+    def send_task(self, _name: str, kwargs: dict[str, str], *, time_limit: float, **_: Any) -> None:
+        self.limits_s.add(time_limit)
         assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), LIBRARY) == "finished"
 
 
@@ -179,3 +186,34 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
     assert not aways
     assert {count for *_, count in accepted(engine)} == {1}
     assert len(accepted(engine)) == 800
+
+
+def test_celerys_limit_is_that_of_the_items(make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch) -> None:
+    """D7: a job option gave fin four hours, and Celery killed the worker after one."""
+    monkeypatch.setattr(LIBRARY, "time_limit_s", lambda step, item: 14_400.0 + item.job_id % 2, raising=False)
+    coordinator = make()
+    coordinator.publish()
+    (limit_s,) = coordinator._celery.limits_s  # type: ignore[attr-defined]
+    assert limit_s == 50 * 14_400 + 25 + DEVICE_WAIT_S + 30
+
+
+def test_it_waits_for_jobs_that_are_not_to_be_tried_yet_without_haste(
+    engine: sa.Engine, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).values(ready_at=utc_now() + timedelta(seconds=2)))
+    claims: list[int] = []
+    claim = coordination.claim
+    monkeypatch.setattr(coordination, "claim", lambda *args: claims.append(1) or claim(*args))
+    asked: list[int] = []
+
+    def finished() -> bool:
+        with reading(engine) as connection:
+            left = progress(connection, LIBRARY, 1, ()).unfinished
+        asked.append(left)
+        return not left
+
+    make().run(lambda: None, finished)
+    assert states(engine) == {"evaluated": 400}
+    assert 400 in asked, "it asked whether all is done while all was delayed, and went on"
+    assert len(claims) < 100, "it asked again and again"

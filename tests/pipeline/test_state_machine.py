@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from jobs_builder import make_jobs
 from state_machine import Machine, answer_to, choose
-from state_machine_parts import CAUSES, HISTORY, LIBRARY, LIE, MAX, NOBODY, PICK, STEPS, Died, Scene
+from state_machine_parts import CAUSES, HISTORY, LIBRARY, LIE, MAX, MAX_FREE, NOBODY, PICK, STEPS, Died, Scene
 
 from tuna.db import jobs
 from tuna.db.engine import writing
@@ -240,6 +240,7 @@ def scene(
     for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
+    monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)
     monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)  # time passes when the model says so
     database = tmp_path / "template.sqlite"
     engine = sqlite_template.engine(database)

@@ -8,7 +8,7 @@ import pytest
 
 from tuna.pipeline import states
 from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, TRANSITIONS
-from tuna.vocabulary import Cause, Resource, State
+from tuna.vocabulary import Resource, State
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
@@ -39,9 +39,3 @@ def test_what_is_done_stays_done_and_what_is_in_flight_can_come_back() -> None:
 def test_a_job_is_never_claimable_and_in_flight() -> None:
     assert not IN_FLIGHT & {state for claimable in CLAIMABLE.values() for state in claimable}
     assert State.COMPILED not in CLAIMABLE[Resource.CPU], "after a last CPU step a job is done"
-
-
-def test_only_a_cause_that_would_come_again_is_permanent() -> None:
-    assert states.is_permanent(Cause.WRONG_RESULT)
-    assert not states.is_permanent(Cause.WORKER_LOST)
-    assert not states.is_permanent(None)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tuna.sandbox import processes
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env, run
+from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.processes import Child, ChildCancelled, ChildCrashed, ChildFailed, ChildTimeout, child_env, run
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -277,3 +278,39 @@ def test_a_child_dies_with_its_parent() -> None:
     parent = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, timeout=LIMIT_S)
     assert parent.returncode == -9
     assert eventually(lambda: gone(int(parent.stdout)))
+
+
+# -- devices and cancellation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VISIBILITY)
+def test_a_child_sees_the_device_that_its_worker_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D5: it saw no variable, so that every plug-in's child measured on the first device."""
+    monkeypatch.setenv(name, "3")
+    done = python(f"import os; print(os.environ.get({name!r}))")
+    assert done.output == "3\n"
+
+
+def test_a_device_that_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert python("import os; print(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))").output == "''\n"
+
+
+def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    helper = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); p.wait()"
+    with pytest.raises(ChildCancelled):
+        python(helper, cancelled=lambda: note.exists() and bool(note.read_text()))
+    assert eventually(lambda: gone(int(note.read_text())))
+
+
+def test_a_call_that_nobody_wants_any_more_ends_and_the_next_starts_another_child(child: Child) -> None:
+    child.call({"op": "echo", "value": 1}, LIMIT_S)
+    pid, asked = child.pid, time.monotonic()
+    with pytest.raises(ChildCancelled):
+        child.call({"op": "hang"}, LIMIT_S, lambda: time.monotonic() - asked > 0.2)
+    assert time.monotonic() - asked < 10
+    assert pid is not None
+    assert eventually(lambda: gone(pid))
+    assert child.call({"op": "echo", "value": 2}, LIMIT_S)["value"] == 2
+    assert child.starts == 2

@@ -16,11 +16,13 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job, StepResult, Trial
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, results, tasks
+from tuna.pipeline import claim, results
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.scope import Scope
+from tuna.pipeline.worker_process import WorkerProcess
+from tuna.settings import get_settings
 
 LIBRARY = get_library("noop")
 DEEP = 100_000
@@ -191,7 +193,7 @@ def test_of_a_key_that_stands_twice_the_last_counts(engine: sa.Engine, drain: Dr
     ids=lambda value: repr(value)[:12],
 )
 def test_a_message_that_is_no_chunk_is_dropped_with_a_word(message: Any) -> None:
-    assert tasks.run_chunk(message).startswith("unreadable: ")
+    assert WorkerProcess(get_settings()).run_chunk(message).startswith("unreadable: ")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_a_chunk_that_this_worker_cannot_understand_is_dropped_with_a_word(facts
         "toolchain": "t",
         "items": [],
     }
-    assert word in tasks.run_chunk(json.dumps(chunk | facts))
+    assert word in WorkerProcess(get_settings()).run_chunk(json.dumps(chunk | facts))
 
 
 def test_the_version_travels_with_every_message() -> None:

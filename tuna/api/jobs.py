@@ -48,16 +48,19 @@ def load_jobs(
     only_dynamic: bool = False,
     only_tunable: bool = False,
     command: str | None = None,
+    **columns: object,
 ) -> LoadedJobs:
     """Make the jobs of a session that are not there yet, for every applicable solver or for `solvers`.
 
     `tag`: only its layers; `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
-    `command`: only convolutions of this precision. Raises BadInput if no pair of layer and solver applies, NotFound for
-    an unknown session, tag, step or solver.
+    `command`: only convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
+    if no pair of layer and solver applies and for options that the library does not have, NotFound for an unknown
+    session, tag, step or solver.
     """
     from tuna.db import jobs
     from tuna.db.database import open_database
     from tuna.db.engine import writing
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
     from tuna.vocabulary import State
 
@@ -73,7 +76,8 @@ def load_jobs(
         State.NEW.value,
         tag=tag,
         solvers=tuple(solvers),
-        options=options,
+        options=check(library.options, options or {}, library.name),
+        columns=columns,
         algorithm=algorithm,
         only_dynamic=only_dynamic,
         only_tunable=only_tunable,
@@ -94,9 +98,11 @@ def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJo
     from tuna.db import configs, solvers
     from tuna.db.database import open_database
     from tuna.db.engine import writing
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
 
     engine, tag, library = open_database(), "example", get_library("example")
+    check(library.options, options, library.name)  # before anything is written
     with writing(engine) as connection:
         configs.store(connection, [GemmConfig(m=1, n=1, k=1)], tag)
         solvers.update_solvers(connection, library)
@@ -213,6 +219,7 @@ def reproduce(
     """
     from tuna.configs import read_one
     from tuna.libraries.items import WorkItem
+    from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
     from tuna.pipeline.local_run import run_steps
 
@@ -231,7 +238,7 @@ def reproduce(
         body=layer.body_digest,
         target=tuned.environment().target if target is None else target,
         seed=seed,
-        options=dict(options or {}),
+        options=check(tuned.options, options or {}, library),
     )
     return run_steps(tuned, item, step, index, _body(item.body))
 

@@ -56,6 +56,14 @@ def update_solvers(library: str) -> int:
         return solvers.update_solvers(connection, get_library(library))
 
 
+def list_job_options(library: str) -> list[tuple[str, str, str, str]]:
+    """(name, type, default, meaning) of what jobs of the library take as options."""
+    from tuna.libraries.options import describe
+    from tuna.libraries.registry import get_library
+
+    return describe(get_library(library).options)
+
+
 def list_solvers(library: str) -> list[StoredSolver]:
     """The library's solvers as stored; raises BadInput before `update_solvers`."""
     from tuna.db import solvers

@@ -235,15 +235,16 @@ def join(role: Role, line: str) -> None:
 
     from tuna.membership.join import Facts
     from tuna.membership.join import join as ask
-    from tuna.pipeline.tasks import device_of, served_queues
+    from tuna.pipeline.served_queues import ServedQueues
     from tuna.settings import get_settings
 
-    queues = [queue for queue in served_queues(role).values() if isinstance(queue, str)]
+    served = ServedQueues()
+    queues = [queue for queue in served.under(role).values() if isinstance(queue, str)]
     names = tuple(queue.partition(".")[2] for queue in queues)
     facts = Facts(
         host=socket.gethostname(),
         pid=os.getpid(),
-        device=device_of(queues),
+        device=served.device_name(queues),
         environments=names if role == "eval" else (),
         toolchains=names if role == "compile" else (),
     )

@@ -52,9 +52,13 @@ def update_solvers(library: str) -> None:
 
 @click.command()
 @options.library_argument
+@click.option("--options", "show_options", is_flag=True, help="List the options of its jobs instead.")
 @options.as_json
-def solvers(library: str, as_json: bool) -> None:
-    """List the stored solvers of LIBRARY."""
+def solvers(library: str, show_options: bool, as_json: bool) -> None:
+    """List the stored solvers of LIBRARY, or what `load-jobs --option` takes."""
+    if show_options:
+        show.job_options(library, api.list_job_options(library), as_json)
+        return
     found = api.list_solvers(library)
     if as_json:
         print_json([asdict(solver) for solver in found])

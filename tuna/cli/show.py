@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuna import api
-from tuna.cli.console import print_table
+from tuna.cli.console import print_json, print_table
 
 if TYPE_CHECKING:
     from tuna.api import ImportedConfigs, LoadedJobs, Networks, StartedSession
@@ -68,6 +68,17 @@ def solvers(found: Iterable[StoredSolver]) -> None:
         for s in found
     ]
     print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+
+
+def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:
+    """What `load-jobs --option` takes."""
+    names = ("option", "type", "default", "meaning")
+    if as_json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif rows:
+        print_table("", names, rows)
+    else:
+        click.echo(f"{library} has no job options.")
 
 
 def _yes(value: bool) -> str:

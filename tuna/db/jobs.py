@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ class JobRequest:
     only_tunable: bool = False
     command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
     options: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)  #: of `job`, that a user sets and that have no field here
 
 
 def load(connection: sa.Connection, request: JobRequest) -> int:
@@ -51,8 +52,10 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
         "options": dict(request.options or {}),
         "attempt": 0,
         "failures": 0,
+        "uncharged": 0,
         "isolate": False,
         "updated_at": now,
+        **request.columns,
     }
     columns = Job.__table__.c
     literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
@@ -86,6 +89,11 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
         )
     names = ["session_id", "config_id", "solver_id", *values]
     return connection.execute(sa.insert(Job).from_select(names, select)).rowcount
+
+
+def step_names(steps: str) -> tuple[str, ...]:
+    """The steps of a job, in order, from the column `job.steps`."""
+    return tuple(steps.split(","))
 
 
 def pairs(connection: sa.Connection, session_id: int, tag: str | None) -> int:

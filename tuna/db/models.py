@@ -260,6 +260,10 @@ class Job(Base):
     options: Mapped[dict[str, Any]]
     attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
     failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
+    #: attempts that failed at this step and do not count, for they were not the job's fault
+    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")
+    ready_at: Mapped[datetime | None]  #: not to be claimed before
+    avoid: Mapped[str | None] = _text(255)  #: worker that failed and should leave the job to others
     isolate: Mapped[bool] = mapped_column(default=False)  #: was with a worker that died: travels alone from now on
     chunk: Mapped[str | None] = _text(32, index=True)  #: the lease under which it is in flight
     leased_at: Mapped[datetime | None]

@@ -19,6 +19,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
+from tuna.sandbox.discovery import Kind
 from tuna.vocabulary import Cause, Resource
 
 
@@ -80,6 +81,8 @@ class Library(ABC):
     steps: tuple[Step, ...]
     #: What a user may ask of its jobs.
     options: type[JobOptions] = JobOptions
+    #: Whose devices its device steps measure on; None: the first GPU that the worker may use, else its measuring cores.
+    device_kind: Kind | None = None
     #: Whether work items carry the best params that the session has for their config and solver.
     uses_known_params: bool = False
 

@@ -30,6 +30,13 @@ class DeviceHandle:
     variables: Mapping[str, str] = field(default_factory=dict)  #: such as {"CUDA_VISIBLE_DEVICES": "GPU-5d5ba0d6"}
     cpus: tuple[int, ...] = ()  #: cores that measure with it, or that are it
 
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """What a measurement locks: a device with a driver by its identity, whatever cores serve it; else each core."""
+        if self.uuid or not self.id.startswith("cpu"):
+            return (self.uuid or self.id,)
+        return tuple(f"cpu{cpu}" for cpu in self.cpus)
+
 
 def _never() -> bool:
     return False
@@ -43,4 +50,6 @@ class RunContext:
     scratch: Path  #: private to this process, removed when it ends
     cpus: tuple[int, ...]  #: cores that the step may use
     device: DeviceHandle | None = None  #: None for steps on a CPU
-    cancelled: Callable[[], bool] = _never  #: true once nobody wants the results any more; the sandbox polls it
+    #: True once nobody wants the results any more: the chunk is canceled, or somebody else's. Hand it to every call of the
+    #: sandbox, which ends the child and raises ChildCancelled; let that pass.
+    cancelled: Callable[[], bool] = _never

@@ -67,6 +67,7 @@ class WorkItem(_Wire):
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built
+    avoid: str = ""  #: worker whose attempt failed; it leaves the item to others while there are any
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property

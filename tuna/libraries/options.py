@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuna.errors import BadInput
+
+log = structlog.get_logger(__name__)
 
 
 class JobOptions(BaseModel):
@@ -16,7 +21,11 @@ class JobOptions(BaseModel):
     A field that a library does not set stays out of the database, so that its default may change.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Numbers become text where text is asked for: on a command line one cannot tell them apart.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+_Options = TypeVar("_Options", bound=JobOptions)
 
 
 def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> dict[str, Any]:
@@ -32,6 +41,30 @@ def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> di
             f"The job option {name} {fault}.",
             hint=f"options of {library}: {there}; see tuna solvers {library} --options",
         ) from None
+
+
+def read(model: type[_Options], stored: Mapping[str, Any]) -> _Options:
+    """The options of a work item, as a library uses them.
+
+    What another version stored and this one does not know, or would refuse, is left out with a line in the log.
+    """
+    return model() if not stored else _read(model, json.dumps(dict(stored), sort_keys=True))  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are complained about once
+def _read(model: type[JobOptions], text: str) -> JobOptions:
+    options = dict(json.loads(text))
+    while True:
+        try:
+            return model.model_validate(options)
+        except ValidationError as error:
+            faulty = {
+                str(fault["loc"][0]) for fault in error.errors(include_url=False) if fault["loc"]
+            } & options.keys()
+            if not faulty:
+                raise
+            log.warning("job options are ignored", options={name: options[name] for name in sorted(faulty)})
+            options = {name: value for name, value in options.items() if name not in faulty}
 
 
 def describe(model: type[JobOptions]) -> list[tuple[str, str, str, str]]:

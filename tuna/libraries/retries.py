@@ -23,14 +23,20 @@ class Retry:
 
     again: Again = Again.ANYWHERE
     first_step: bool = False  #: go back to the job's first step: what it made is gone
-    charged: bool = True  #: counts against TUNA_MAX_ATTEMPTS
+    #: Counts against TUNA_MAX_ATTEMPTS. What does not is charged all the same after 20 such failures in a row.
+    charged: bool = True
     delay_s: float = 0.0  #: before the first repetition
     backoff: float = 2.0  #: factor by which the delay grows with each further failure
     max_delay_s: float = 600.0
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait before the attempt that follows `failures` failed ones (1 or more)."""
-        return min(self.max_delay_s, self.delay_s * self.backoff ** (failures - 1)) if self.delay_s else 0.0
+        if not self.delay_s:
+            return 0.0
+        try:
+            return min(self.max_delay_s, self.delay_s * self.backoff ** (failures - 1))
+        except OverflowError:
+            return self.max_delay_s
 
 
 #: The same code would be built and answer the same; a lost artifact is compiled again; the rest is tried again.

@@ -6,11 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import redis
 import structlog
 
+from tuna.celery_internals import QueueSwitch
 from tuna.membership.announcements import namespaces
 from tuna.membership.gate import control_key
 from tuna.settings import Settings
@@ -29,16 +29,15 @@ class ControlListener:
         client: redis.Redis,
         settings: Settings,
         worker: str,
-        consumer: Any,
-        leave: Callable[[], Any] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        queues: QueueSwitch,
+        leave: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
-        """`consumer` is Celery's; `leave` ends this process warmly."""
+        """`leave` ends this process warmly."""
         self._client = client
         self._settings = settings
         self._worker = worker
-        self._consumer = consumer
+        self._queues = queues
         self._leave = leave
-        self._cordoned: list[str] = []  # queues that it does not take from for now
 
     def start(self) -> None:
         """Listen from now on."""
@@ -67,13 +66,9 @@ class ControlListener:
         if state == "draining":
             log.warning("worker drained: it leaves")
             self._leave()
-        elif state == "cordoned" and not self._cordoned:
+        elif state == "cordoned" and not self._queues.off:
             log.warning("worker cordoned: it takes nothing new")
-            self._cordoned = list(self._consumer.app.amqp.queues.consume_from)
-            for queue in self._cordoned:
-                self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
-        elif not state and self._cordoned:
-            queues, self._cordoned = self._cordoned, []
-            for queue in queues:
-                self._consumer.call_soon(self._consumer.add_task_queue, queue)
+            self._queues.leave()
+        elif not state and self._queues.off:
+            self._queues.come_back()
         return state

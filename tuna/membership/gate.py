@@ -24,6 +24,7 @@ import structlog
 from pydantic import ValidationError
 
 from tuna import redis_client
+from tuna.celery_internals import broker_keys
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.membership import members as store
@@ -262,9 +263,7 @@ class Gate:
         queues = [queue_name(False, toolchain, "") for toolchain in worker.toolchains]
         queues += [queue_name(True, "", environment) for environment in worker.environments]
         keys = [prefix + name for name in ("leases", "holders", "results", "workers", f"order:{worker.name}")]
-        keys += [name for queue in queues for name in (queue, *(f"{queue}\x06\x16{n}" for n in (3, 6, 9)))]
-        keys += [binding % queue for queue in [*queues, "celeryev"] for binding in _BINDINGS]
-        keys += ["unacked", "unacked_index", "unacked_mutex", "_kombu.binding_deadlines"]
+        keys += broker_keys(queues)
         patterns = [*map(_literally, keys), _literally(f"{prefix}worker:{worker.name}:") + "*"]
         patterns.append(_literally(f"{prefix}artifact") + "*")
         return [*(f"~{pattern}" for pattern in patterns), "&/*.celeryev*", *_allowed(_COMMANDS)]
@@ -274,9 +273,6 @@ def settings_of_members(settings: Settings, key: str) -> dict[str, str]:
     """What new members are told besides their credentials; `key` signs artifacts."""
     told = {"TUNA_ARTIFACTS_KEY": key, "TUNA_LEASE_S": str(settings.lease_s)}
     return told | ({"TUNA_ARTIFACTS_URL": settings.artifacts_url} if settings.artifacts_url else {})
-
-
-_BINDINGS = ("_kombu.binding.%s", "_kombu.binding_permanent.%s")
 
 
 def control_key(namespace: str, worker: str) -> str:

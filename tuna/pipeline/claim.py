@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import sqlalchemy as sa
 
@@ -13,6 +13,7 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
+from tuna.pipeline.job_rows import WaitingRow
 from tuna.pipeline.leases import new_id
 from tuna.pipeline.scope import Scope
 from tuna.pipeline.states import CLAIMABLE, queued
@@ -41,6 +42,9 @@ _LEASE = (
 )
 
 
+_COLUMNS = (Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate, Job.avoid)
+
+
 def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0) -> list[ClaimedChunk]:
     """Lease up to `limit` jobs that wait for `step`, in chunks of `size` (0: the step's own). The caller commits, then
     publishes."""
@@ -50,7 +54,7 @@ def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size:
     now = utc_now()
     items = work_items(connection, scope, step, rows)
     chunks: list[ClaimedChunk] = []
-    alone = {row.id for row in rows if row.isolate}
+    alone = {row.id for row in rows if row.isolate or row.avoid}
     together = [(row.config_id, item) for row, item in zip(rows, items, strict=True) if row.id not in alone]
     groups = [*_groups(together, size or step.chunk), *([item] for item in items if item.job_id in alone)]
     for group in groups:
@@ -78,17 +82,20 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
         yield group
 
 
-def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[Any]:
-    rows: list[Any] = []
+def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[WaitingRow]:
+    """Jobs that wait for `step` and may be tried now, oldest first, locked."""
+    rows: list[WaitingRow] = []
+    ready = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
     for state in CLAIMABLE[step.resource]:
         if len(rows) >= limit:
             break
         # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
-        rows += connection.execute(
-            sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate)
-            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value)
+        found = connection.execute(
+            sa.select(*_COLUMNS)
+            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value, ready)
             .order_by(Job.id)
             .limit(limit - len(rows))
             .with_for_update(skip_locked=True)
         ).all()
+        rows += cast("Sequence[WaitingRow]", found)
     return rows

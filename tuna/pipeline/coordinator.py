@@ -41,6 +41,7 @@ from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, task_message
 from tuna.pipeline.release import release
 from tuna.pipeline.results import ResultStream
+from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.scope import Scope
 from tuna.queues import queue_name
 from tuna.settings import Settings
@@ -211,13 +212,13 @@ class Coordinator:
             toolchain=environment.toolchain,
             items=chunk.items,
         )
-        limit_s = step.time_limit_s * len(chunk.items)
+        limit_s = sum(self._work.library.time_limit_s(step, item) for item in chunk.items)
         self._celery.send_task(
             "tuna.run_chunk",
             kwargs=task_message(message),
             queue=queue,
             producer=producer,
-            time_limit=math.ceil(limit_s) + 30,
+            time_limit=math.ceil(limit_s + DEVICE_WAIT_S) + 30,
             ignore_result=True,
             retry=True,
             retry_policy=_RETRY_POLICY,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, cast
 
 import sqlalchemy as sa
 import structlog
@@ -20,17 +21,20 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from tuna.artifacts import Artifacts
 from tuna.db import models
 from tuna.db.engine import retrying, writing
+from tuna.db.jobs import step_names
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult, Trial, tail
 from tuna.pipeline.chunk_size import ChunkSizer
+from tuna.pipeline.failures import Aftermath, after_failure
+from tuna.pipeline.job_rows import JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
-from tuna.pipeline.states import IN_FLIGHT, check, done, is_permanent, running, waiting
+from tuna.pipeline.states import IN_FLIGHT, check, done, running, waiting
 from tuna.pipeline.winners import Winners, best
 from tuna.vocabulary import Cause, Resource, State
 
@@ -54,6 +58,7 @@ _JOBS = (
         Job.steps,
         Job.attempt,
         Job.failures,
+        Job.uncharged,
         Job.workload,
         Job.chunk,
     )
@@ -67,6 +72,9 @@ _MOVE = (
         state=sa.bindparam("to"),
         step=sa.bindparam("next"),
         failures=sa.bindparam("fails"),
+        uncharged=sa.bindparam("free"),
+        ready_at=sa.bindparam("ready"),
+        avoid=sa.bindparam("but"),
         cause=sa.bindparam("why"),
         workload=sa.bindparam("text"),
         chunk=None,
@@ -97,10 +105,8 @@ class _Outcome:
 
     result: StepResult
     worker: str
-    state: State
-    step: str
-    failures: int
     cause: Cause | None
+    after: Aftermath
 
 
 class Drain:
@@ -193,7 +199,8 @@ class Drain:
         self, connection: sa.Connection, results: Sequence[tuple[StepResult, Report]], counts: DrainCounts
     ) -> None:
         ids = sorted({result.job_id for result, _ in results})
-        jobs = {row.id: row for row in connection.execute(_JOBS, {"ids": ids}).all()}
+        found = cast("Sequence[JobRow]", connection.execute(_JOBS, {"ids": ids}).all())
+        jobs, now = {row.id: row for row in found}, utc_now()
         unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
         self._libraries |= libraries_of(connection, unknown) if unknown else {}
         accepted: dict[int, _Outcome] = {}
@@ -202,14 +209,14 @@ class Drain:
             if job is None or job.chunk != report.chunk or not _is_current(job, result) or job.id in accepted:
                 counts.refused += 1
                 continue
-            accepted[job.id] = self._outcome(job, _sane(result), report.worker)
+            accepted[job.id] = self._outcome(job, _sane(result), report.worker, now)
         outcomes = list(accepted.values())
         _write_trials(connection, [outcome.result for outcome in outcomes])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
-            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker)
+            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker, now)
         outcomes = list(accepted.values())
-        counts.ended += [outcome.result for outcome in outcomes if outcome.state in _ENDS]
+        counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
         for outcome in outcomes:
@@ -217,25 +224,20 @@ class Drain:
         counts.accepted += len(outcomes)
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
-    def _outcome(self, job: Any, result: StepResult, worker: str) -> _Outcome:
-        steps, library = tuple(job.steps.split(",")), self._libraries[job.session_id]
-        if not result.ok and result.cause is Cause.ARTIFACT_LOST:
-            failures = job.failures + 1
-            state = State.ERRORED if failures >= self._max_attempts else State.NEW
-            # Back to the first step: what was compiled is gone.
-            return _Outcome(result, worker, state, steps[0], failures, result.cause)
+    def _outcome(self, job: JobRow, result: StepResult, worker: str, now: datetime) -> _Outcome:
+        library = self._libraries[job.session_id]
         if not result.ok:
-            failures = job.failures + 1
-            gives_up = is_permanent(result.cause) or failures >= self._max_attempts
-            state = State.ERRORED if gives_up else waiting(job.step, steps, library.step(job.step).resource)
-            return _Outcome(result, worker, state, job.step, failures, result.cause or Cause.INFRA)
+            cause = result.cause or Cause.INFRA
+            after = after_failure(job, cause, library, max_attempts=self._max_attempts, worker=worker, now=now)
+            return _Outcome(result, worker, cause, after)
+        steps = step_names(job.steps)
         following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, worker, done(library.step(job.step).resource), job.step, 0, None)
+            return _Outcome(result, worker, None, Aftermath(done(library.step(job.step).resource), job.step))
         state = waiting(following, steps, library.step(following).resource)
-        return _Outcome(result, worker, state, following, 0, None)
+        return _Outcome(result, worker, None, Aftermath(state, following))
 
-    def _is_measurement(self, job: Any, outcome: _Outcome) -> bool:
+    def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
         return outcome.result.ok and on_device and best(outcome.result) is not None
 
@@ -257,8 +259,8 @@ def _failure(report: Report, error: DBAPIError) -> Report:
     return report.model_copy(update={"results": tuple(results)})
 
 
-def _is_current(job: Any, result: StepResult) -> bool:
-    return bool(job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT)
+def _is_current(job: JobRow, result: StepResult) -> bool:
+    return job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
 
 
 def _sane(result: StepResult) -> StepResult:
@@ -332,16 +334,25 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
         connection.execute(sa.insert(models.StepResult), rows)
 
 
-def _write_jobs(connection: sa.Connection, jobs: Any, outcomes: Sequence[_Outcome]) -> None:
+def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes: Sequence[_Outcome]) -> None:
     """Jobs that go the same way share one statement."""
-    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    groups: dict[tuple[Aftermath, Cause | None, str | None], list[int]] = defaultdict(list)
     for outcome in outcomes:
         job = jobs[outcome.result.job_id]
-        state = check(State(job.state), outcome.state)
-        cause = outcome.cause.value if outcome.cause else None
-        way = (state, outcome.step, outcome.failures, cause, outcome.result.workload or job.workload)
-        groups[way].append(job.id)
-    for (state, step, failures, cause, workload), ids in groups.items():
-        values = {"ids": ids, "to": state.value, "next": step, "fails": failures, "why": cause, "text": workload}
+        check(State(job.state), outcome.after.state)
+        groups[outcome.after, outcome.cause, outcome.result.workload or job.workload].append(job.id)
+    for (after, cause, workload), ids in groups.items():
+        values = {
+            "ids": ids,
+            "to": after.state.value,
+            "next": after.step,
+            "fails": after.failures,
+            "free": after.uncharged,
+            "ready": after.ready_at,
+            "but": after.avoid,
+            "why": cause.value if cause else None,
+            "text": workload,
+            "now": utc_now(),
+        }
         # A job that went well need not travel alone any more.
-        connection.execute(_MOVE if cause else _MOVE_FREE, {**values, "now": utc_now()})
+        connection.execute(_MOVE if cause else _MOVE_FREE, values)

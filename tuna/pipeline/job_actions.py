@@ -60,7 +60,7 @@ def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str
         first = sa.or_(Job.steps == step, Job.steps.startswith(f"{step},", autoescape=True))
         for steps, condition in (((step,), first), (("", step), ~first)):
             to = check(State.ERRORED, waiting(step, steps, library.step(step).resource))
-            values = {"state": to.value, "failures": 0, "cause": None}
+            values = {"state": to.value, "failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
             count = _move(engine, selection, [*_at(selection, step, state), condition], values)
             if count:
                 moved[step] = moved.get(step, 0) + count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from tuna.artifacts import Artifacts
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
-from tuna.pipeline.runner import device_lock
-from tuna.sandbox.cores import compile_cpus, eval_cpus
+from tuna.pipeline.devices import device_for
+from tuna.sandbox.cores import compile_cpus
+from tuna.sandbox.device_lock import device_lock
+from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
 
@@ -28,12 +31,12 @@ def run_steps(
             artifacts.put(body)
         for name in library.path_to(library.step(last).name):
             step = library.step(name)
-            cpus = eval_cpus() if step.resource is Resource.DEVICE else compile_cpus()
-            context = RunContext(artifacts, Path(folder), cpus)
+            device = device_for(library, get_settings()) if step.resource is Resource.DEVICE else None
+            context = RunContext(artifacts, Path(folder), device.cpus if device else compile_cpus(), device)
             good = [t for t in results[-1].trials if t.cause is None] if results else []
             candidates = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
             update = {"step": name, "candidates": candidates}
-            with device_lock(cpus if step.resource is Resource.DEVICE else ()):
+            with device_lock(device.locks) if device else contextlib.nullcontext():
                 result = next(iter(library.run(step, [item.model_copy(update=update)], context)))
             if index is not None:
                 result = result.model_copy(update={"trials": tuple(t for t in result.trials if t.index == index)})

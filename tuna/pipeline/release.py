@@ -3,74 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
+from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
+from tuna.pipeline.failures import after_failure
+from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import Scope, libraries_of
 from tuna.pipeline.states import IN_FLIGHT, check, waiting
 from tuna.pipeline.work_items import work_items
 from tuna.vocabulary import Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
+_COLUMNS = (
+    *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options, Job.chunk, Job.state, Job.step, Job.steps),
+    *(Job.attempt, Job.failures, Job.uncharged, Job.avoid, Job.workload, Job.leased_at),
+)
 
 
 def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
     """Give the unfinished jobs of `chunks` back; returns how many.
 
-    When their worker was lost, its first unfinished job is charged an attempt, and all of them travel alone from now
-    on, so that a job which kills its worker is soon found out and ends as errored.
+    When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; all of
+    them travel alone from now on, so that a job which kills its worker is soon found out and ends as errored.
     """
     released = 0
     for part in parts(chunks):
-        rows = connection.execute(
-            sa.select(
-                Job.id,
-                Job.session_id,
-                Job.config_id,
-                Job.solver_id,
-                Job.options,
-                Job.chunk,
-                Job.state,
-                Job.step,
-                Job.steps,
-                Job.attempt,
-                Job.failures,
-                Job.leased_at,
-            )
+        found = connection.execute(
+            sa.select(*_COLUMNS)
             .where(Job.chunk.in_(part), Job.state.in_(_IN_FLIGHT))
             .order_by(Job.chunk, Job.id)
             .with_for_update()
         ).all()
+        rows = cast("Sequence[LeasedRow]", found)
         released += len(rows)
-        charged: set[str] = set()
+        charged: set[str | None] = set()
         libraries = libraries_of(connection, {row.session_id for row in rows})
+        now = utc_now()
         for row in rows:
             library = libraries[row.session_id]
             charge = worker_lost and row.chunk not in charged
             charged.add(row.chunk)
-            failures = row.failures + 1 if charge else row.failures
-            steps = tuple(row.steps.split(","))
-            old = State(row.state)
-            new = (
-                State.ERRORED if failures >= max_attempts else waiting(row.step, steps, library.step(row.step).resource)
-            )
-            values: dict[str, Any] = {"state": check(old, new).value, "failures": failures, "chunk": None}
-            values |= {"leased_at": None, "updated_at": utc_now()}
+            values: dict[str, Any] = {"chunk": None, "leased_at": None, "updated_at": now}
             if worker_lost:
                 values |= {"isolate": True}
             if charge:
-                values |= {"cause": Cause.WORKER_LOST.value}
+                lost = Cause.WORKER_LOST
+                after = after_failure(row, lost, library, max_attempts=max_attempts, worker="", now=now)
+                values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
+                values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": lost.value}
+                new = after.state
                 item = work_items(connection, Scope(row.session_id, library, ""), library.step(row.step), [row])[0]
                 connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
+            else:
+                new = waiting(row.step, step_names(row.steps), library.step(row.step).resource)
+            values |= {"state": check(State(row.state), new).value}
             connection.execute(sa.update(Job).where(Job.id == row.id).values(values))
     return released
 
 
-def _lost(row: Any, reproduce: str) -> dict[str, Any]:
+def _lost(row: LeasedRow, reproduce: str) -> dict[str, Any]:
     return {
         "job_id": row.id,
         "step": row.step,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import fcntl
+import dataclasses
 import os
 import socket
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -24,9 +23,11 @@ from tuna.errors import StorageFull, StoreAway
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of, tail
-from tuna.membership.heartbeat import HeartbeatSender
+from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.messages import Chunk, Report, ReportKind
+from tuna.sandbox.device_lock import DeviceBusy, device_lock
+from tuna.sandbox.processes import ChildCancelled
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -35,7 +36,13 @@ log = structlog.get_logger(__name__)
 _FLUSH_S = 0.2
 #: A worker that cannot work, or keep what it makes, waits this long before it gives the work back and is offered other.
 _BACKOFF_S = 2.0
-_WORKER_FAULTS = (StorageFull, StoreAway)
+#: Seconds for which the device may be somebody else's before the work is given back. Celery's hard limit allows for it.
+DEVICE_WAIT_S = 60.0
+_WORKER_FAULTS = (StorageFull, StoreAway, DeviceBusy)
+#: So often a worker leaves what failed here to others.
+_MOST_DECLINED = 5
+_MOST_NOTED = 10_000
+_DECLINED = "it failed here before; another worker shall try it"
 
 
 class LeaseLost(Exception):
@@ -92,6 +99,7 @@ class Runner:
         self._context = context
         self._worker = f"{worker or socket.gethostname()}:{os.getpid()}"
         self._announcer = announcer
+        self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
         """Run `chunk`, or return it because of `refusal`; says in a word what became of it."""
@@ -103,17 +111,17 @@ class Runner:
         token = f"{self._worker}/{new_id()}"
         if not leases.take(chunk.id, token, self._report(ReportKind.STARTED, chunk)):
             return "stale"
-        if refusal:
-            log.error("work is refused", chunk=chunk.id, reason=refusal)
-            time.sleep(_BACKOFF_S)
-            leases.finish(chunk.id, token, self._report(ReportKind.RETURNED, chunk, reason=refusal))
-            return "refused"
         step = library.step(chunk.step)
         if self._announcer:
             self._announcer.begin([item.job_id for item in chunk.items])
         finished = 0
         try:
-            with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat, self._resource(step):
+            with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
+                if refusal:
+                    log.error("work is refused", chunk=chunk.id, reason=refusal)
+                    return self._give_back(leases, chunk, token, [], refusal, "refused")
+                if self._shall_decline(chunk):
+                    return self._give_back(leases, chunk, token, [], _DECLINED, "declined")
                 outcome = self._work(leases, token, chunk, library, step, heartbeat)
             finished = len(chunk.items) if outcome == "finished" else 0
         except (LeaseLost, redis.AuthenticationError):
@@ -129,33 +137,47 @@ class Runner:
     ) -> str:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
+        context = dataclasses.replace(self._context, cancelled=lambda: heartbeat.lost)
         try:
-            for result in self._results(library, step, chunk.items):
-                if heartbeat.lost:
-                    raise LeaseLost
-                buffer.append(result)
-                if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
-                    self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
-                    buffer, flushed_at = [], time.monotonic()
+            with self._device(step, heartbeat):
+                for result in self._results(library, step, chunk.items, context):
+                    if heartbeat.lost:
+                        raise LeaseLost
+                    buffer.append(result)
+                    if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
+                        self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
+                        buffer, flushed_at = [], time.monotonic()
         except _WORKER_FAULTS as error:  # no fault of the jobs': they would all be errored before somebody mends it
+            if heartbeat.lost:
+                raise LeaseLost from error
             log.error("work is given back", chunk=chunk.id, reason=str(error))
-            time.sleep(_BACKOFF_S)
-            self._send(leases.finish, chunk, token, ReportKind.RETURNED, buffer, str(error))
-            return "returned"
+            return self._give_back(leases, chunk, token, buffer, str(error), "returned")
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
         return "finished"
 
-    def _results(self, library: Library, step: Step, items: Sequence[WorkItem]) -> Iterator[StepResult]:
+    def _give_back(
+        self, leases: Leases, chunk: Chunk, token: str, done: list[StepResult], reason: str, outcome: str
+    ) -> str:
+        """Return what is not `done` of the chunk, after a pause in which others are offered it first; returns `outcome`."""
+        time.sleep(_BACKOFF_S)
+        self._send(leases.finish, chunk, token, ReportKind.RETURNED, done, reason)
+        return outcome
+
+    def _results(
+        self, library: Library, step: Step, items: Sequence[WorkItem], context: RunContext
+    ) -> Iterator[StepResult]:
         """One result for each item, whatever the library does."""
         open_items = {item.job_id: item for item in items}
         fault = "the library gave no result"
         started_at = time.time()
         try:
-            for result in library.run(step, items, self._context):
+            for result in library.run(step, items, context):
                 if open_items.pop(result.job_id, None) is not None:
                     yield result
         except _WORKER_FAULTS:
             raise
+        except ChildCancelled:
+            raise LeaseLost from None
         except Exception:  # a fault of the library's own code must not take the worker with it
             fault = traceback.format_exc()
             log.error("a library failed", library=library.name, fault=fault)
@@ -172,9 +194,14 @@ class Runner:
 
     @stamina.retry(on=_may_come_back, attempts=None, timeout=60.0, wait_max=2.0)
     def _send(
-        self, send: object, chunk: Chunk, token: str, kind: ReportKind, results: list[StepResult], reason: str = ""
+        self,
+        send: Callable[[str, str, str], bool],
+        chunk: Chunk,
+        token: str,
+        kind: ReportKind,
+        results: list[StepResult],
+        reason: str = "",
     ) -> None:
-        assert callable(send)
         if not send(chunk.id, token, self._report(kind, chunk, results, reason)):
             raise LeaseLost
 
@@ -184,13 +211,43 @@ class Runner:
         ).model_dump_json(exclude_defaults=True)
 
     @contextlib.contextmanager
-    def _resource(self, step: Step) -> Iterator[None]:
+    def _device(self, step: Step, heartbeat: _Heartbeat) -> Iterator[None]:
         """A device measures for one worker at a time, whatever the number of workers on this machine."""
-        if step.resource is not Resource.DEVICE:
+        device = self._context.device
+        if step.resource is not Resource.DEVICE or device is None:
             yield
             return
-        with device_lock(self._context.cpus):
+        with device_lock(device.locks, DEVICE_WAIT_S, lambda: heartbeat.lost):
             yield
+
+    def _shall_decline(self, chunk: Chunk) -> bool:
+        """Whether the chunk failed here before and is better done by another worker, of which there is one.
+
+        Only so many times: the other may be stuck, and the work must not go round for ever.
+        """
+        mine = [item for item in chunk.items if item.avoid == self._worker]
+        if not mine:
+            return False
+        key = (chunk.namespace, mine[0].job_id, mine[0].step)
+        if len(self._declined) > _MOST_NOTED:  # others did most of it, of which nobody tells us
+            self._declined.clear()
+        if self._declined[key] >= _MOST_DECLINED or not self._others_serve(chunk):
+            self._declined.pop(key, None)
+            return False
+        self._declined[key] += 1
+        return True
+
+    def _others_serve(self, chunk: Chunk) -> bool:
+        """Whether another live worker takes from the chunk's queue, as far as its heartbeat tells."""
+        try:
+            live = HeartbeatBoard(self._client, chunk.namespace, self._lease_s).live()
+        except redis.RedisError as error:  # one that joined may not read what others say of themselves
+            log.debug("other workers cannot be seen", error=str(error))
+            return False
+        others = (status for status in live if status.name != self._worker)
+        if chunk.environment:
+            return any(chunk.environment in status.environment.split(", ") for status in others)
+        return any(chunk.toolchain in status.toolchains for status in others)
 
 
 def _log_fields(chunk: Chunk) -> dict[str, Any]:
@@ -198,14 +255,3 @@ def _log_fields(chunk: Chunk) -> dict[str, Any]:
     ids = [item.job_id for item in chunk.items]
     jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
     return {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs} if ids else {}
-
-
-@contextlib.contextmanager
-def device_lock(cpus: Sequence[int]) -> Iterator[None]:
-    """Waits until no other process of this user measures on `cpus`; the kernel frees it when the holder dies."""
-    with contextlib.ExitStack() as stack:
-        for cpu in cpus:
-            path = Path(tempfile.gettempdir()) / f"tuna-{os.getuid()}-cpu{cpu}.lock"
-            handle = stack.enter_context(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w"))
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuna.vocabulary import IN_FLIGHT as IN_FLIGHT
-from tuna.vocabulary import Cause, Resource, State
+from tuna.vocabulary import Resource, State
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -33,9 +33,6 @@ CLAIMABLE = {
 
 _QUEUED = {Resource.CPU: State.COMPILE_QUEUED, Resource.DEVICE: State.EVAL_QUEUED}
 _RUNNING = {State.COMPILE_QUEUED: State.COMPILING, State.EVAL_QUEUED: State.EVALUATING}
-
-#: Causes that another attempt cannot mend: the same code would be built and answer the same.
-PERMANENT_CAUSES = frozenset({Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE})
 
 
 class ForbiddenTransition(AssertionError):
@@ -74,8 +71,3 @@ def waiting(step: str, steps: tuple[str, ...], resource: Resource) -> State:
 def done(resource: Resource) -> State:
     """The final state of a job whose last step ran on `resource`."""
     return State.EVALUATED if resource is Resource.DEVICE else State.COMPILED
-
-
-def is_permanent(cause: Cause | None) -> bool:
-    """Whether trying again is pointless."""
-    return cause in PERMANENT_CAUSES

@@ -16,6 +16,7 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
 from tuna.libraries.items import CodeObject, StepResult, Trial
+from tuna.pipeline.job_rows import JobRow
 from tuna.vocabulary import Cause
 
 #: Every server takes so much. The rest of a statement that carries an artifact.
@@ -35,7 +36,7 @@ class Winners:
         self._artifacts = artifacts
 
     def write(
-        self, connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]
+        self, connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
     ) -> dict[int, StepResult]:
         """Find-db rows with their kernels, for results that have a best trial; returns, by job, failures in their place.
 
@@ -138,7 +139,9 @@ def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
     return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
 
 
-def _digests(results: Sequence[StepResult], jobs: Mapping[int, Any], trials: Mapping[tuple[int, int], Any]) -> set[str]:
+def _digests(
+    results: Sequence[StepResult], jobs: Mapping[int, JobRow], trials: Mapping[tuple[int, int], Any]
+) -> set[str]:
     """Every artifact that the results may need."""
     found: set[str | None] = {code.artifact for result in results for code in result.kernels or ()}
     for result in results:
@@ -175,7 +178,7 @@ def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, i
         connection.execute(sa.insert(FindDbKernel), rows)
 
 
-def _write_devices(connection: sa.Connection, jobs: Mapping[int, Any], results: Sequence[StepResult]) -> None:
+def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
     seen: dict[tuple[int, str], float | None] = {}
     for result in results:
         device = result.device

@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
+from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
 from tuna.libraries.base import Step
 from tuna.libraries.items import Candidate, WorkItem
+from tuna.pipeline.job_rows import ClaimRow
 from tuna.pipeline.scope import Scope
 
 
-def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[Any]) -> list[WorkItem]:
+def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[ClaimRow]) -> list[WorkItem]:
     configs = _configs(connection, {row.config_id for row in rows})
     named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
-    later = [row.id for row in rows if not row.steps.startswith(step.name)]
+    later = [row.id for row in rows if step_names(row.steps)[0] != step.name]
     candidates = _candidates(connection, later)
     known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
     return [
@@ -39,6 +41,7 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
+            avoid=row.avoid or "",
             known_params=known.get((row.config_id, row.solver_id)),
         )
         for row in rows
@@ -85,7 +88,7 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
     return found
 
 
-def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[Any]) -> dict[tuple[int, int], str]:
+def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]) -> dict[tuple[int, int], str]:
     """By config and solver the params that the session holds for the best."""
     found: dict[tuple[int, int], str] = {}
     for part in parts(sorted({row.config_id for row in rows})):

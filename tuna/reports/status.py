@@ -185,7 +185,7 @@ def _left(
             continue
         kinds = Counter(steps for _, steps in sample[state, step])
         for steps, number in kinds.items():
-            order = steps.split(",")
+            order = jobs.step_names(steps)
             for later in order[order.index(step) :]:
                 left[later] += count * number / kinds.total()
     return dict(left)

@@ -20,6 +20,17 @@ from tuna.settings import parse_cpus
 SYS = Path("/sys")
 PROC = Path("/proc")
 _AMD_VENDOR = "4098"
+#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs leave a process some devices only.
+VISIBILITY = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+    "ONEAPI_DEVICE_SELECTOR",
+    "TPU_VISIBLE_CHIPS",
+)
 
 
 class Kind(str, Enum):

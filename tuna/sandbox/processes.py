@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tuna
+from tuna.sandbox.discovery import VISIBILITY
 
 _CHILD = str(Path(__file__).with_name("child.py"))
 #: How much of a child's output is kept, from its end.
@@ -28,7 +29,10 @@ TAIL_BYTES = 64 << 10
 #: An answer longer than this is no answer but a child gone wild.
 MAX_ANSWER_BYTES = 64 << 20
 #: Variables of this process that a child may see; everything else, secrets above all, stays here.
-ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER")
+ALLOWED = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
+    *VISIBILITY,  # without these it would measure on the first device, whichever this process was given
+)
 #: How long a poll may last before the clock and the child are looked at again.
 _TICK_S = 0.5
 _GRACE_S = 1.0
@@ -50,6 +54,10 @@ class ChildCrashed(Exception):
         self.returncode = returncode
         self.signal = signal_name(returncode)
         self.tail = tail
+
+
+class ChildCancelled(Exception):
+    """Nobody wants the answer any more; the child and its process group were killed."""
 
 
 class ChildFailed(Exception):
@@ -80,6 +88,10 @@ def signal_name(returncode: int | None) -> str | None:
         return f"signal {-returncode}"
 
 
+def _never() -> bool:
+    return False
+
+
 def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over both."""
     env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
@@ -100,10 +112,12 @@ def run(
     cwd: Path | str | None = None,
     input: str = "",
     tail_bytes: int = TAIL_BYTES,
+    cancelled: Callable[[], bool] = _never,
 ) -> Completed:
     """Run a program to its end or to its limit; a program that cannot be started ends with return code 1.
 
     `env` is the whole environment of the program, by default `child_env()`. What it leaves behind in its process group is killed.
+    Raises ChildCancelled within half a second of `cancelled` (such as `RunContext.cancelled`) saying so.
     """
     process = _start(
         ["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL
@@ -117,6 +131,8 @@ def run(
             if time.monotonic() >= deadline:
                 timed_out = True
                 break
+            if cancelled():
+                raise ChildCancelled
             if not pending and process.stdin and not process.stdin.closed:
                 process.stdin.close()
             wait_s = min(0.05 if output.closed else _TICK_S, max(deadline - time.monotonic(), 0.0))
@@ -166,17 +182,20 @@ class Child:
         """The process that answers now."""
         return self._process.pid if self._process is not None else None
 
-    def call(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def call(
+        self, request: Mapping[str, Any], timeout_s: float, cancelled: Callable[[], bool] = _never
+    ) -> dict[str, Any]:
         """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
 
-        Raises ChildTimeout, ChildCrashed, both of which leave no process behind, and ChildFailed.
+        Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second of `cancelled` saying so), which leave
+        no process behind, and ChildFailed.
         """
         if not self.alive:
             self.close()
             self._open()
         self._number += 1
         line = json.dumps({**request, "number": self._number}).encode() + b"\n"
-        answer = self._exchange(line, timeout_s)
+        answer = self._exchange(line, timeout_s, cancelled)
         if "error" in answer:
             raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")))
         return dict(answer["result"])
@@ -211,7 +230,7 @@ class Child:
         self._output = _Output(self._process, self.tail_bytes)
         self.starts += 1
 
-    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes, timeout_s: float, cancelled: Callable[[], bool]) -> dict[str, Any]:
         assert self._process is not None
         deadline, pending, received = time.monotonic() + timeout_s, memoryview(line), bytearray()
         while True:
@@ -219,6 +238,9 @@ class Child:
             if left <= 0:
                 self.close()
                 raise ChildTimeout(timeout_s, self._output.text())
+            if cancelled():
+                self.close()
+                raise ChildCancelled
             writers = [self._requests] if pending else []
             readers, writable, _ = select.select(
                 [self._answers, *self._output.readers], writers, [], min(left, _TICK_S)

@@ -7,22 +7,34 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from pydantic import Field
+
 from tuna.configs import Config
+from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.libraries.options import JobOptions
+from tuna.sandbox.discovery import Kind
 from tuna.vocabulary import Cause, Resource
 
 
-class NoopLibrary(Library):
-    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to everything.
+class NoopOptions(JobOptions):
+    """Ways to make it misbehave."""
 
-    Job options make it misbehave: `sleep_s` for each item, `fail` and `kill` name a solver whose items fail or kill
-    their worker.
-    """
+    sleep_s: float = Field(0.0, ge=0, description="how long each item takes")
+    fail: str = Field("", description="solver whose items fail")
+    kill: str = Field("", description="solver whose items kill their worker")
+    trials: bool = Field(False, description="whether results have a trial")
+
+
+class NoopLibrary(Library):
+    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to everything."""
 
     name = "noop"
     kinds = ("convolution", "gemm")
+    device_kind = Kind.CPU
+    options = NoopOptions
     steps = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
 
     def environment(self) -> Environment:
@@ -42,19 +54,20 @@ class NoopLibrary(Library):
         """Nothing, quickly. A measured time of 1 ms stands for 'no time'."""
         for item in items:
             started_at = time.time()
-            if item.options.get("sleep_s"):
-                time.sleep(float(item.options["sleep_s"]))
-            if item.options.get("kill") == item.solver:
+            asked = options.read(NoopOptions, item.options)
+            if asked.sleep_s:
+                time.sleep(asked.sleep_s)
+            if asked.kill == item.solver:
                 os.kill(os.getpid(), signal.SIGKILL)
-            failed = item.options.get("fail") == item.solver
-            times = (1.0,) if step.resource is Resource.DEVICE and item.options.get("trials") else ()
+            failed = asked.fail == item.solver
+            times = (1.0,) if step.resource is Resource.DEVICE and asked.trials else ()
             trials = (Trial(index=0, params="{}", times_ms=times, time_ms=times[0] if times else None),)
             yield result_of(
                 item,
                 ok=not failed,
                 cause=Cause.RUN_ERROR if failed else None,
                 output_tail="it said \"no\" and 'never'" if failed else "",
-                trials=trials if item.options.get("trials") else (),
+                trials=trials if asked.trials else (),
                 simulated=True,
                 started_at=started_at,
                 ended_at=time.time(),

@@ -52,7 +52,7 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
     unfinished = 0
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
         states[state] = states.get(state, 0) + count
-        order = job_steps.split(",")
+        order = jobs.step_names(job_steps)
         if is_open(state, library.step(step).resource) and (
             not steps or not set(steps).isdisjoint(order[order.index(step) :])
         ):

@@ -18,8 +18,8 @@ from typing import Any
 import redis
 import structlog
 from celery import Celery
-from celery.worker import state
 
+from tuna import celery_internals
 from tuna.errors import ServiceError
 from tuna.pipeline.connection import connect, queue_depth
 from tuna.pipeline.leases import Leases
@@ -64,7 +64,7 @@ class Shutdown:
                 self._now.set()
             return
         self._asked_at = time.monotonic()
-        vars(state)["should_stop"] = 0  # Celery's warm end: if that comes first, this thread dies with it
+        celery_internals.stop_warmly()  # if Celery ends first, the thread below dies with it
         threading.Thread(target=self._wait_and_leave, name="shutdown", daemon=True).start()
 
     def _wait_and_leave(self) -> None:
@@ -96,9 +96,9 @@ def give_back(settings: Settings, chunk: Chunk) -> None:
 def in_hand() -> list[Chunk]:
     """The chunks that this worker's parent process holds messages of."""
     chunks: dict[str, Chunk] = {}
-    for request in {*state.reserved_requests, *state.active_requests}:
+    for arguments in celery_internals.arguments_in_hand():
         try:
-            chunk = Chunk.model_validate_json(request.kwargs["chunk"])
+            chunk = Chunk.model_validate_json(arguments["chunk"])
         except (KeyError, TypeError, ValueError):
             continue
         chunks[chunk.id] = chunk
@@ -120,7 +120,7 @@ def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float =
 
 
 def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
-    if state.reserved_requests or state.active_requests:
+    if celery_internals.arguments_in_hand():
         return False
     try:
         with app.connection_for_read() as connection:

@@ -8,14 +8,24 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from pydantic import Field
+
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
-from tuna.sandbox.processes import run
+from tuna.libraries.options import JobOptions
+from tuna.sandbox.processes import child_env, run
 from tuna.vocabulary import Cause, Resource
 
 _LIMIT_S = 60.0
+
+
+class ExampleOptions(JobOptions):
+    """The device as `load_job.py -a -n` names it; noted with the job, and nothing depends on it."""
+
+    arch: str = Field("", description="architecture, as a note")
+    num_cu: int | None = Field(None, ge=1, le=4096, description="compute units, as a note")
 
 
 class ExampleLibrary(Library):
@@ -23,6 +33,7 @@ class ExampleLibrary(Library):
 
     name = "example"
     kinds = ("convolution", "gemm")
+    options = ExampleOptions
     steps = (Step("execute", Resource.DEVICE, time_limit_s=2 * _LIMIT_S),)
 
     def environment(self) -> Environment:
@@ -50,7 +61,14 @@ class ExampleLibrary(Library):
         if program is None:
             cause, output, seconds = Cause.INFRA, f"The program {name} is not installed.", 0.0
         else:
-            done = run([program], timeout_s=_LIMIT_S, cpus=context.cpus, cwd=context.scratch)
+            done = run(
+                [program],
+                timeout_s=_LIMIT_S,
+                env=child_env(context.device.variables if context.device else None),
+                cpus=context.cpus,
+                cwd=context.scratch,
+                cancelled=context.cancelled,
+            )
             seconds = time.time() - started_at
             cause = Cause.RUN_TIMEOUT if done.timed_out else Cause.RUN_ERROR if done.returncode else None
             output = done.output

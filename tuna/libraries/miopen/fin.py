@@ -10,8 +10,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,6 @@ _ALWAYS = {
     "MIOPEN_DEBUG_IMPLICIT_GEMM_FIND_ALL_SOLUTIONS": "1",
     "MIOPEN_FIND_MODE": "1",
 }
-#: Variables that choose the GPU; they are the worker's business.
-_DEVICE = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class FinFailed(Exception):
@@ -57,6 +55,8 @@ class Place:
     scratch: Path
     cpus: tuple[int, ...] = ()
     timeout_s: float = 600.0
+    variables: Mapping[str, str] = field(default_factory=dict)  #: that make the device visible
+    cancelled: Callable[[], bool] = lambda: False  #: see `RunContext.cancelled`
 
 
 def program() -> Path:
@@ -96,9 +96,10 @@ def call(
         done = run(
             [str(fin), "-i", str(asked), "-o", str(answered)],
             timeout_s=place.timeout_s,
-            env=_environment(home, perf_db),
+            env=_environment(home, perf_db, place.variables),
             cpus=place.cpus or None,
             cwd=home,
+            cancelled=place.cancelled,
         )
         if done.timed_out:
             raise FinFailed(f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True)
@@ -110,7 +111,7 @@ def call(
         return _read(answered, len(jobs), done.output)
 
 
-def _environment(home: Path, perf_db: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mapping[str, str]) -> dict[str, str]:
     made = {
         "MIOPEN_USER_DB_PATH": home / "user-db",
         "MIOPEN_CUSTOM_CACHE_DIR": home / "cache",
@@ -122,8 +123,7 @@ def _environment(home: Path, perf_db: Mapping[str, str] | None) -> dict[str, str
         path.mkdir()
     for name, text in (perf_db or {}).items():
         (home / "system-db" / name).write_text(text)
-    device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
-    return child_env({**_ALWAYS, **device, **{name: str(path) for name, path in made.items()}})
+    return child_env({**_ALWAYS, **variables, **{name: str(path) for name, path in made.items()}})
 
 
 def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:

@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import Field
 
 from tuna.configs import BatchNormConfig, Config, ConvConfig
 from tuna.errors import BadInput, ServiceError
+from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
+from tuna.sandbox.discovery import Kind
 from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
@@ -48,12 +52,21 @@ _TRIAL = {"perf": 0, "find": 1}
 Layer = ConvConfig | BatchNormConfig
 
 
+class MiopenOptions(JobOptions):
+    """What a user may ask of MIOpen's jobs."""
+
+    timeout_s: float | None = Field(
+        None, gt=0, le=604_800, description="limit of one call of fin; default: by step, from 300 to 3600"
+    )
+
+
 class MiopenLibrary(Library):
     """The tuner for MIOpen: params first (perf), then times and kernels with those params (find)."""
 
     name = "miopen"
     kinds = ("convolution", "batch_norm")
-    # A worker's hard limit allows for a call that is repeated solver by solver.
+    device_kind = Kind.AMD
+    options = MiopenOptions
     steps = (
         Step("miopen_perf_compile", Resource.CPU, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_compile"]),
         Step("miopen_perf_eval", Resource.DEVICE, chunk=4, time_limit_s=2 * _TIMEOUT_S["miopen_perf_eval"]),
@@ -94,6 +107,10 @@ class MiopenLibrary(Library):
             with ThreadPoolExecutor(len(compile_cpus())) as pool:
                 for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
                     yield from found
+
+    def time_limit_s(self, step: Step, item: WorkItem) -> float:
+        """Twice the limit of a call, for one that dies is repeated solver by solver."""
+        return 2 * _timeout_s(step.name, item)
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
@@ -144,8 +161,13 @@ def _layer(item: WorkItem) -> Layer:
 
 
 def _place(step: str, items: Sequence[WorkItem], context: RunContext) -> Place:
-    limits = [float(item.options.get("timeout_s", _TIMEOUT_S[step])) for item in items]
-    return Place(context.scratch, context.cpus, sum(limits))
+    limit_s = sum(_timeout_s(step, item) for item in items)
+    variables = context.device.variables if context.device else {}
+    return Place(context.scratch, context.cpus, limit_s, variables, context.cancelled)
+
+
+def _timeout_s(step: str, item: WorkItem) -> float:
+    return options.read(MiopenOptions, item.options).timeout_s or _TIMEOUT_S[step]
 
 
 def _compile(step: str, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:

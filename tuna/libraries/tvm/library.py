@@ -13,12 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from tuna.configs import Config
+from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
+from tuna.libraries.options import JobOptions
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.solvers import TABLE
+from tuna.sandbox.discovery import Kind
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.vocabulary import Cause, Resource
 
@@ -36,11 +41,20 @@ _FINALISTS = 3
 _FINAL_ROUNDS = 3
 
 
+class TvmOptions(JobOptions):
+    """What a user may ask of TVM's jobs."""
+
+    candidates: int = Field(DEFAULT_CANDIDATES, ge=1, le=10_000, description="points of the solver's space to try")
+    build_timeout_s: float = Field(_BUILD_TIMEOUT_S, gt=0, le=86_400, description="limit for building one of them")
+
+
 class TvmLibrary(Library):
     """The tuner for TVM on this machine's CPU."""
 
     name = "tvm"
     kinds = ("convolution", "gemm")
+    device_kind = Kind.CPU
+    options = TvmOptions
     steps = (
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
@@ -67,6 +81,13 @@ class TvmLibrary(Library):
         """By the rules of the solvers' table."""
         return ((config, [row.name for row in TABLE if row.applies(config)]) for config in configs)
 
+    def time_limit_s(self, step: Step, item: WorkItem) -> float:
+        """As if every candidate hung, and took its child with it."""
+        asked = options.read(TvmOptions, item.options)
+        one_s = asked.build_timeout_s if step.name == "compile" else _MEASURE_TIMEOUT_S
+        calls = asked.candidates + (0 if step.name == "compile" else _FINALISTS * _FINAL_ROUNDS)
+        return max(step.time_limit_s, _START_TIMEOUT_S + calls * (_START_TIMEOUT_S + one_s))
+
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
         work = self._compile if step.name == "compile" else self._eval
@@ -92,21 +113,22 @@ class TvmLibrary(Library):
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         child = self._compiler = self._compiler or _child("compiler", context, threads=1)
+        asked = options.read(TvmOptions, item.options)
         job = {
             "config": item.config,
             "solver": item.solver,
             "target": item.target,
             "seed": item.seed,
-            "count": int(item.options.get("candidates", DEFAULT_CANDIDATES)),
+            "count": asked.candidates,
         }
         clock = time.monotonic()
         try:
-            proposed = child.call({"op": "propose", **job}, _START_TIMEOUT_S)
+            proposed = child.call({"op": "propose", **job}, _START_TIMEOUT_S, context.cancelled)
         except (ChildCrashed, ChildFailed, ChildTimeout) as error:
             cause = Cause.BUILD_TIMEOUT if isinstance(error, ChildTimeout) else Cause.BUILD_ERROR
             return {"ok": False, "cause": cause, "output_tail": _words(error), "busy_s": time.monotonic() - clock}
         params: list[str] = proposed["params"]
-        limit_s = float(item.options.get("build_timeout_s", _BUILD_TIMEOUT_S))
+        limit_s = asked.build_timeout_s
         trials = [self._build(child, job, index, text, context, limit_s) for index, text in enumerate(params)]
         good = any(trial.cause is None for trial in trials)
         facts: dict[str, Any] = {"ok": good, "trials": tuple(trials), "busy_s": time.monotonic() - clock}
@@ -129,8 +151,9 @@ class TvmLibrary(Library):
         path.unlink(missing_ok=True)
         try:
             if not child.alive:  # it was replaced: importing TVM and proposing again is not this candidate's time
-                child.call({"op": "propose", **job}, _START_TIMEOUT_S)
-            built = child.call({"op": "build", "index": index, "path": str(path), **job}, build_timeout_s)
+                child.call({"op": "propose", **job}, _START_TIMEOUT_S, context.cancelled)
+            request = {"op": "build", "index": index, "path": str(path), **job}
+            built = child.call(request, build_timeout_s, context.cancelled)
             digest = context.artifacts.put(path.read_bytes())
         except ChildTimeout as error:
             return Trial(index=index, params=params, cause=Cause.BUILD_TIMEOUT, output_tail=_words(error))
@@ -148,10 +171,10 @@ class TvmLibrary(Library):
             paths = {c.index: str(_loadable(c.artifact or "", context)) for c in item.candidates}
         except KeyError as error:
             return {"ok": False, "cause": Cause.ARTIFACT_LOST, "output_tail": f"artifact {error} is gone or damaged"}
-        device = self._device(child)  # not part of the job's own time
+        device = self._device(child, context)  # not part of the job's own time
         clock = time.monotonic()
-        trials = {index: self._measure(child, item, index, path) for index, path in paths.items()}
-        self._measure_best_again(child, item, paths, trials)
+        trials = {index: self._measure(child, item, index, path, context) for index, path in paths.items()}
+        self._measure_best_again(child, item, paths, trials, context)
         facts: dict[str, Any] = {
             "trials": tuple(trials.values()),
             "ok": any(trial.cause is None for trial in trials.values()),
@@ -162,10 +185,11 @@ class TvmLibrary(Library):
             facts |= _all_failed(list(trials.values()), "there was no candidate to measure")
         return facts
 
-    def _measure(self, child: Child, item: WorkItem, index: int, path: str) -> Trial:
+    def _measure(self, child: Child, item: WorkItem, index: int, path: str, context: RunContext) -> Trial:
+        prepare, measure = {"op": "prepare", "config": item.config}, {"op": "measure", "path": path}
         try:
-            child.call({"op": "prepare", "config": item.config}, _START_TIMEOUT_S)  # not this candidate's time
-            found = child.call({"op": "measure", "path": path, "config": item.config}, _MEASURE_TIMEOUT_S)
+            child.call(prepare, _START_TIMEOUT_S, context.cancelled)  # not this candidate's time
+            found = child.call({**measure, "config": item.config}, _MEASURE_TIMEOUT_S, context.cancelled)
         except ChildTimeout as error:
             return Trial(index=index, cause=Cause.RUN_TIMEOUT, output_tail=_words(error))
         except (ChildCrashed, ChildFailed) as error:
@@ -176,7 +200,12 @@ class TvmLibrary(Library):
         return _timed(Trial(index=index, max_error=found["error"]), found["times_ms"])
 
     def _measure_best_again(
-        self, child: Child, item: WorkItem, paths: Mapping[int, str], trials: dict[int, Trial]
+        self,
+        child: Child,
+        item: WorkItem,
+        paths: Mapping[int, str],
+        trials: dict[int, Trial],
+        context: RunContext,
     ) -> None:
         """Measure the best few again, in turn, so that one lucky moment does not decide."""
         timed = sorted((t.time_ms, t.index) for t in trials.values() if t.time_ms is not None)
@@ -190,19 +219,20 @@ class TvmLibrary(Library):
                     continue
                 request = {"op": "again", "path": paths[index], "config": item.config, "expected_ms": trial.time_ms}
                 try:
-                    child.call({"op": "prepare", "config": item.config}, _START_TIMEOUT_S)
-                    more = child.call(request, _MEASURE_TIMEOUT_S)["times_ms"]
+                    prepare = {"op": "prepare", "config": item.config}
+                    child.call(prepare, _START_TIMEOUT_S, context.cancelled)
+                    more = child.call(request, _MEASURE_TIMEOUT_S, context.cancelled)["times_ms"]
                 except (ChildCrashed, ChildFailed, ChildTimeout) as error:
                     cause = Cause.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Cause.RUN_ERROR
                     trials[index] = Trial(index=index, cause=cause, output_tail=_words(error))
                 else:
                     trials[index] = _timed(trial, [*trial.times_ms, *more])
 
-    def _device(self, child: Child) -> DeviceReport:
+    def _device(self, child: Child, context: RunContext) -> DeviceReport:
         """The device, with its peak measured once in the life of this process."""
         if self._peak is None:
             try:
-                self._peak = float(child.call({"op": "peak"}, _START_TIMEOUT_S)["gflops"])
+                self._peak = float(child.call({"op": "peak"}, _START_TIMEOUT_S, context.cancelled)["gflops"])
             except (ChildCrashed, ChildFailed, ChildTimeout):
                 return DeviceReport(name=self.environment().device)
         return DeviceReport(name=self.environment().device, peak_gflops=self._peak)

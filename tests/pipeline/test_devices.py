@@ -1,0 +1,78 @@
+"""Which device a worker has, and what a measurement on it locks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuna.libraries.context import DeviceHandle
+from tuna.pipeline.devices import device_for
+from tuna.sandbox.discovery import Device, Kind
+from tuna.settings import Settings
+from tuna.testing.noop import NoopLibrary
+
+SETTINGS = Settings(eval_cpus="0")
+CARDS = [Device(Kind.NVIDIA, "H100", 0, "GPU-a"), Device(Kind.AMD, "gfx942", 1, "GPU-b")]
+
+
+class Anywhere(NoopLibrary):
+    device_kind = None
+
+
+class OnAmd(NoopLibrary):
+    device_kind = Kind.AMD
+
+
+def test_a_library_gets_a_device_of_its_kind() -> None:
+    assert device_for(Anywhere(), SETTINGS, {}, CARDS).uuid == "GPU-a"
+    found = device_for(OnAmd(), SETTINGS, {}, CARDS)
+    assert (found.uuid, found.variables) == ("GPU-b", {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"})
+    assert device_for(NoopLibrary(), SETTINGS, {}, CARDS) == DeviceHandle("cpu0", cpus=(0,))
+
+
+def test_what_its_starter_chose_stands() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    assert device_for(Anywhere(), SETTINGS, environ, CARDS[:1]).variables == environ
+
+
+def test_without_any_gpu_it_is_the_measuring_cores() -> None:
+    cpu = [Device(Kind.CPU, "CPU")]
+    found = device_for(Anywhere(), SETTINGS, {}, cpu)
+    assert (found.id, found.uuid, found.cpus, found.locks) == ("cpu0", "", (0,), ("cpu0",))
+    assert device_for(Anywhere(), SETTINGS, {"CUDA_VISIBLE_DEVICES": ""}, cpu).id == "cpu0"
+
+
+def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
+    """A driver that discovery does not know, or the stand-in for a GPU: workers as the seeds start them."""
+    cpu = [Device(Kind.CPU, "CPU")]
+    first, second = (device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": n}, cpu) for n in "01")
+    assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
+    assert first.locks != second.locks, "D9: they waited for each other, for they shared the last core"
+    assert device_for(OnAmd(), SETTINGS, {}, cpu).locks == ("amd0",)
+
+
+@pytest.mark.parametrize(
+    ("device", "locks"),
+    [
+        (DeviceHandle("cpu4,5", cpus=(4, 5)), ("cpu4", "cpu5")),
+        (DeviceHandle("GPU-a", "GPU-a", cpus=(4,)), ("GPU-a",)),
+        (DeviceHandle("nvidia1", "", cpus=(4,)), ("nvidia1",)),
+    ],
+)
+def test_two_workers_on_one_card_exclude_each_other_whatever_their_cores(
+    device: DeviceHandle, locks: tuple[str, ...]
+) -> None:
+    assert device.locks == locks
+
+
+def test_the_discovered_device_is_that_which_the_variable_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(2):
+        folder = tmp_path / "driver" / "nvidia" / "gpus" / f"0000:0{index}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: H100\nGPU UUID: GPU-{index}\n")
+    monkeypatch.setattr("tuna.sandbox.discovery._module", lambda _: None)
+    monkeypatch.setattr("tuna.sandbox.discovery.discover.__defaults__", (tmp_path, tmp_path, {}))
+    assert device_for(Anywhere(), SETTINGS, {"CUDA_VISIBLE_DEVICES": "1"}).uuid == "GPU-1"

@@ -1,0 +1,181 @@
+"""A library's policy decides what becomes of a job whose attempt failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import make_jobs, states
+
+from tuna.artifacts import Artifacts
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
+from tuna.db.types import utc_now
+from tuna.libraries.base import Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of
+from tuna.libraries.retries import Again, Retry
+from tuna.pipeline import claim
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.failures import MAX_UNCHARGED, Aftermath, after_failure
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.results import ResultStream
+from tuna.pipeline.runner import Runner
+from tuna.pipeline.scope import Scope
+from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause, State
+
+NOW = datetime(2026, 3, 2, tzinfo=timezone.utc)
+MAX = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    step: str = "measure"
+    steps: str = "build,measure"
+    failures: int = 0
+    uncharged: int = 0
+
+
+class Fails(NoopLibrary):
+    """Every item fails for the same cause, of which the library has a policy."""
+
+    def __init__(self, policy: Retry) -> None:
+        self.policy = policy
+
+    def retry(self, cause: Cause) -> Retry:
+        return self.policy if cause is Cause.DEVICE_LOST else super().retry(cause)
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        return (result_of(item, ok=False, cause=Cause.DEVICE_LOST, ended_at=1.0) for item in items)
+
+
+def after(policy: Retry, row: Row | None = None) -> Aftermath:
+    return after_failure(row or Row(), Cause.DEVICE_LOST, Fails(policy), max_attempts=MAX, worker="w:1", now=NOW)
+
+
+def test_by_default_it_is_tried_again_and_charged() -> None:
+    assert after(Retry()) == Aftermath(State.COMPILED, "measure", failures=1)
+    assert after(Retry(), Row(failures=MAX - 1)) == Aftermath(State.ERRORED, "measure", failures=MAX)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_the_default_of_each_cause(cause: Cause) -> None:
+    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=MAX, worker="w:1", now=NOW)
+    permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
+    lost = cause is Cause.ARTIFACT_LOST
+    state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
+    assert found == Aftermath(state, "build" if lost else "measure", failures=1)
+
+
+def test_what_is_permanent_ends_whoever_is_charged() -> None:
+    assert after(Retry(Again.NEVER, charged=False)) == Aftermath(State.ERRORED, "measure", failures=1)
+
+
+def test_it_goes_back_to_the_first_step() -> None:
+    assert after(Retry(first_step=True)) == Aftermath(State.NEW, "build", failures=1)
+
+
+def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
+    row = Row(failures=1)
+    rounds = 0
+    while True:
+        found = after(Retry(charged=False), row)
+        rounds += 1
+        if found.state is State.ERRORED:
+            break
+        row = replace(row, failures=found.failures, uncharged=found.uncharged)
+    assert (rounds, found.failures, found.uncharged) == (MAX_UNCHARGED + MAX - 1, MAX, MAX_UNCHARGED)
+
+
+def test_elsewhere_names_the_worker_that_failed() -> None:
+    assert after(Retry(Again.ELSEWHERE)).avoid == "w:1"
+
+
+def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
+    policy = Retry(delay_s=10.0, backoff=3.0, max_delay_s=60.0, charged=False)
+    rows = [Row(failures=1, uncharged=number) for number in range(4)]
+    moments = [after(policy, row).ready_at for row in [Row(), *rows]]
+    assert moments == [NOW + timedelta(seconds=seconds) for seconds in (10.0, 30.0, 60.0, 60.0, 60.0)]
+    assert Retry(delay_s=1.0, backoff=1e9).wait_s(10_000) == 600.0
+
+
+class Scene:
+    """A session whose jobs all fail, and the pipeline around it."""
+
+    def __init__(self, engine: sa.Engine, client: redis.Redis, folder: Path, library: Fails) -> None:
+        self.engine, self.library = engine, library
+        self.session_id = make_jobs(engine, 1)
+        self.store = Artifacts((folder / "a").as_uri(), folder / "c")
+        self.leases = Leases(client, "n", 30)
+        self.runner = Runner(client, 30, RunContext(artifacts=self.store, scratch=folder, cpus=()), "me")
+        self.drain = Drain(engine, ResultStream(client, self.leases.results_key, "d"), self.store, MAX)
+
+    def work(self) -> list[WorkItem]:
+        """One round; returns what was claimed."""
+        with writing(self.engine) as connection:
+            scope = Scope(self.session_id, self.library, "")
+            chunks = claim.claim(connection, scope, self.library.step("build"), 1000)
+        for chunk in chunks:
+            self.leases.open([chunk.id])
+            facts = {"library": "noop", "step": "build", "environment": "", "toolchain": ""}
+            message = Chunk(id=chunk.id, namespace="n", items=chunk.items, **facts)
+            assert self.runner.run(message, self.library) == "finished"
+        while self.drain.once():
+            pass
+        return [item for chunk in chunks for item in chunk.items]
+
+    def let_time_pass(self) -> None:
+        with writing(self.engine) as connection:
+            connection.execute(sa.update(Job).values(ready_at=utc_now()))
+
+
+@pytest.fixture()
+def scene(
+    request: pytest.FixtureRequest,
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
+    library = Fails(request.param)
+    monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: library)
+    return Scene(engine, redis_client, tmp_path, library)
+
+
+@pytest.mark.parametrize("scene", [Retry(delay_s=600.0)], indirect=True)
+def test_a_delayed_job_is_not_claimed_before_its_time(scene: Scene) -> None:
+    assert len(scene.work()) == 10
+    assert scene.work() == []
+    assert states(scene.engine) == {"new": 10}
+    scene.let_time_pass()
+    assert len(scene.work()) == 10
+    with reading(scene.engine) as connection:
+        waits = {(row.ready_at - utc_now()).total_seconds() for row in connection.execute(sa.select(Job.ready_at))}
+    assert all(590 < seconds <= 600 for seconds in waits)
+
+
+@pytest.mark.parametrize("scene", [Retry(Again.ELSEWHERE, delay_s=600.0, charged=False)], indirect=True)
+def test_what_shall_be_tried_elsewhere_travels_alone_and_says_where_not(scene: Scene) -> None:
+    assert {item.avoid for item in scene.work()} == {""}
+    scene.let_time_pass()
+    with writing(scene.engine) as connection:
+        chunks = claim.claim(connection, Scope(scene.session_id, scene.library, ""), scene.library.step("build"), 1000)
+    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner._worker]] * 10
+
+
+@pytest.mark.parametrize("scene", [Retry(charged=False)], indirect=True)
+def test_a_job_that_is_never_charged_ends_all_the_same(scene: Scene) -> None:
+    started_at, rounds = time.monotonic(), 0
+    while scene.work():
+        rounds += 1
+        assert time.monotonic() - started_at < 200
+    assert rounds == MAX_UNCHARGED + MAX
+    assert states(scene.engine) == {"errored": 10}

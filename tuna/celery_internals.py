@@ -1,0 +1,99 @@
+"""The parts of Celery and kombu that we lean on and that neither documents: all of them are here.
+
+Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and kombu 5.7
+(`kombu/transport/redis.py`). pyproject.toml pins these, and a test fails where others are installed: look at those files again,
+then change `READ_IN` and the pins together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+#: major.minor of the packages in which the above was read.
+READ_IN = {"celery": "5.7", "kombu": "5.7"}
+
+#: Keys of kombu's Redis transport (`Channel.unacked_key`, ...) that every consumer of a database shares.
+SHARED_BROKER_KEYS = ("unacked", "unacked_index", "unacked_mutex", "_kombu.binding_deadlines")
+#: `Channel.keyprefix_queue` and `.keyprefix_binding_permanent`.
+_BINDINGS = ("_kombu.binding.%s", "_kombu.binding_permanent.%s")
+#: `Channel.sep` and `Channel.priority_steps` but the first, which has no suffix.
+_PRIORITY_SEPARATOR, _PRIORITIES = "\x06\x16", (3, 6, 9)
+#: Exchange of Celery's events, on which each worker announces itself.
+_EVENTS = "celeryev"
+
+
+def broker_keys(queues: Iterable[str]) -> list[str]:
+    """The Redis keys that a consumer of `queues` touches."""
+    queues = list(queues)
+    keys = [name for queue in queues for name in (queue, *(f"{queue}{_PRIORITY_SEPARATOR}{n}" for n in _PRIORITIES))]
+    keys += [binding % queue for queue in [*queues, _EVENTS] for binding in _BINDINGS]
+    return [*keys, *SHARED_BROKER_KEYS]
+
+
+def consumer(*args: Any, **options: Any) -> Any:
+    """A consumer of `consumer_class`: for the setting `worker_consumer`, which Celery calls like a class."""
+    return consumer_class()(*args, **options)
+
+
+def consumer_class() -> Any:
+    """Celery's consumer without gossip, which nothing here needs and which stalls for seconds when Redis comes back."""
+    from celery.worker.consumer.consumer import Consumer
+
+    steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":Gossip")]
+    blueprint = type("Blueprint", (Consumer.Blueprint,), {"default_steps": steps})
+    return type("Consumer", (Consumer,), {"Blueprint": blueprint})
+
+
+def stop_warmly() -> None:
+    """Make this worker's loop take nothing new and end when what it has is done; to be called in its main process."""
+    from celery.worker import state
+
+    vars(state)["should_stop"] = 0
+
+
+def arguments_in_hand() -> list[dict[str, Any]]:
+    """The keyword arguments of each message that this worker's main process holds, begun or not."""
+    from celery.worker import state
+
+    return [request.kwargs for request in {*state.reserved_requests, *state.active_requests}]
+
+
+def consumed_queues(app: Any) -> list[str]:
+    """The queues that a worker of `app` takes from, or will when it starts."""
+    return list(app.amqp.queues.consume_from)
+
+
+def replace_queue(app: Any, name: str, others: Iterable[str]) -> None:
+    """Take from `others`, each on an exchange of its own, instead of from the queue `name`; before the worker starts."""
+    from kombu import Exchange, Queue
+
+    app.amqp.queues.deselect(name)
+    for other in others:
+        app.amqp.queues.select_add(Queue(other, Exchange(other), routing_key=other))
+
+
+class QueueSwitch:
+    """Makes a running worker leave its queues and take from them again, from any thread."""
+
+    def __init__(self, consumer: Any) -> None:
+        """`consumer`: the worker's, as the signal `worker_ready` sends it."""
+        self._consumer = consumer
+        self._left: list[str] = []
+
+    @property
+    def off(self) -> bool:
+        """Whether the worker has been made to leave its queues."""
+        return bool(self._left)
+
+    def leave(self) -> None:
+        """Take nothing new."""
+        self._left = consumed_queues(self._consumer.app)
+        for queue in self._left:
+            self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
+
+    def come_back(self) -> None:
+        """Take from the queues that `leave` left."""
+        queues, self._left = self._left, []
+        for queue in queues:
+            self._consumer.call_soon(self._consumer.add_task_queue, queue)

@@ -1,0 +1,38 @@
+"""The device that a worker measures on: what `tuna worker --devices`, or whoever started it, has left visible to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from tuna.libraries.base import Library
+from tuna.libraries.context import DeviceHandle
+from tuna.sandbox import discovery
+from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.discovery import VISIBILITY, Device, Kind
+from tuna.settings import Settings
+
+
+def device_for(
+    library: Library,
+    settings: Settings,
+    environ: Mapping[str, str] = os.environ,
+    found: Sequence[Device] | None = None,
+) -> DeviceHandle:
+    """The handle of the first device of the library's kind that is visible; `found` stands in for `discovery.discover`."""
+    cpus, kind = eval_cpus(settings), library.device_kind
+    cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
+    if kind is Kind.CPU:
+        return cores
+    here = discovery.discover(environ=environ) if found is None else found
+    usable = [device for device in here if device.kind is not Kind.CPU and kind in (None, device.kind)]
+    chosen = {name: environ[name] for name in VISIBILITY if name in environ}
+    if usable:
+        device = usable[0]
+        identity = device.uuid or f"{device.kind.value}{device.index}"
+        return DeviceHandle(identity, device.uuid, chosen or device.variables(), cpus)
+    # One that cannot be looked at: a driver that discovery does not know, or a stand-in.
+    names = ",".join(f"{name}={value}" for name, value in sorted(chosen.items()) if value)
+    if not names and kind is None:
+        return cores
+    return DeviceHandle(names or f"{kind.value if kind else 'device'}0", "", chosen, cpus)

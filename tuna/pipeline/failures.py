@@ -1,0 +1,51 @@
+"""What becomes of a job after a failed attempt, by its library's retry policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tuna.db.jobs import step_names
+from tuna.libraries.base import Library
+from tuna.libraries.retries import Again
+from tuna.pipeline.job_rows import AttemptedRow
+from tuna.pipeline.states import waiting
+from tuna.vocabulary import Cause, State
+
+#: So many failures in a row may go uncharged; further ones are charged, so that no job goes round for ever.
+MAX_UNCHARGED = 20
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """Columns of a job after an attempt."""
+
+    state: State
+    step: str
+    failures: int = 0
+    uncharged: int = 0
+    ready_at: datetime | None = None
+    avoid: str | None = None
+
+
+def after_failure(
+    job: AttemptedRow, cause: Cause, library: Library, *, max_attempts: int, worker: str, now: datetime
+) -> Aftermath:
+    """Where a job goes after an attempt at its step failed for `cause` in `worker`."""
+    policy = library.retry(cause)
+    steps = step_names(job.steps)
+    step = steps[0] if policy.first_step else job.step
+    charged = policy.charged or policy.again is Again.NEVER or job.uncharged >= MAX_UNCHARGED
+    failures = job.failures + charged
+    uncharged = job.uncharged + (not charged)
+    if policy.again is Again.NEVER or failures >= max_attempts:
+        return Aftermath(State.ERRORED, step, failures, uncharged)
+    wait_s = policy.wait_s(failures + uncharged)
+    return Aftermath(
+        waiting(step, steps, library.step(step).resource),
+        step,
+        failures,
+        uncharged,
+        now + timedelta(seconds=wait_s) if wait_s else None,
+        worker if policy.again is Again.ELSEWHERE and worker else None,
+    )

@@ -1,0 +1,73 @@
+"""Rows of `job` as the hot statements select them: SQLAlchemy's rows, with the types that these lack."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Protocol
+
+
+class ClaimRow(Protocol):
+    """A job that is about to travel, or whose attempt is to be described."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def config_id(self) -> int: ...
+    @property
+    def solver_id(self) -> int: ...
+    @property
+    def steps(self) -> str: ...  #: all of them, comma-separated; see `db.jobs.step_names`
+    @property
+    def options(self) -> dict[str, Any]: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def avoid(self) -> str | None: ...
+
+
+class WaitingRow(ClaimRow, Protocol):
+    """A job that waits for a worker."""
+
+    @property
+    def isolate(self) -> bool: ...
+
+
+class AttemptedRow(Protocol):
+    """A job after an attempt: what its library's retry policy looks at."""
+
+    @property
+    def step(self) -> str: ...
+    @property
+    def steps(self) -> str: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def uncharged(self) -> int: ...
+
+
+class JobRow(AttemptedRow, Protocol):
+    """A job for which a worker reports."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def config_id(self) -> int: ...
+    @property
+    def solver_id(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def workload(self) -> str | None: ...
+    @property
+    def chunk(self) -> str | None: ...
+
+
+class LeasedRow(JobRow, ClaimRow, Protocol):
+    """A job whose chunk comes back unfinished."""
+
+    @property
+    def leased_at(self) -> datetime | None: ...

@@ -1,0 +1,148 @@
+"""What one worker process has: its connection, its stores of artifacts, its scratch folder, a runner for each kind of work."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import redis
+import structlog
+from pydantic import ValidationError
+
+from tuna.artifacts import Artifacts
+from tuna.errors import StoreAway, TunaError
+from tuna.libraries.base import Library
+from tuna.libraries.context import RunContext
+from tuna.libraries.registry import get_library
+from tuna.membership.announcements import namespaces, signing_key, with_store
+from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.pipeline.connection import connect
+from tuna.pipeline.devices import device_for
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.runner import Runner
+from tuna.pipeline.served_queues import ServedQueues, Unavailable
+from tuna.queues import queue_name
+from tuna.sandbox.cores import compile_cpus
+from tuna.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerProcess:
+    """The state of one process that runs chunks; nothing is connected, asked or made before it is needed."""
+
+    def __init__(self, settings: Settings, served: ServedQueues | None = None) -> None:
+        """`served`: what this machine can do, as far as it was found out before this process was made."""
+        self._settings = settings
+        self._served = served or ServedQueues()
+        self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
+        self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
+        self._sender: HeartbeatSender | None = None
+
+    def run_chunk(self, chunk: str) -> str:
+        """Run one chunk (JSON of `messages.Chunk`); never raises for what is in it."""
+        try:
+            parsed = Chunk.model_validate_json(chunk)
+            library = get_library(parsed.library)
+            library.step(parsed.step)
+        except ValidationError as error:
+            return _unreadable(error.errors()[0]["msg"])
+        except TunaError as error:
+            return _unreadable(str(error))
+        settings, refusal = self._settings, ""
+        try:
+            settings = with_store(self._client, settings, parsed.namespace)
+            refusal = self._refusal(parsed, settings.artifacts_url)
+        except StoreAway as error:
+            refusal = f"{error} {error.hint}"
+        return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
+
+    def announce(self, queues: Sequence[str], device: str) -> None:
+        """Let people and other workers see this process, which serves `queues`, from now on."""
+        settings, client = self._settings, self._client
+        kinds = [queue.partition(".") for queue in queues]
+        environments = [name for kind, _, name in kinds if kind == "eval"]
+        status = WorkerStatus(
+            name=f"{settings.worker_name or socket.gethostname()}:{os.getpid()}",
+            role="eval" if environments else "compile",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=device,
+            environment=", ".join(environments),
+            toolchains=tuple(name for kind, _, name in kinds if kind == "compile"),
+            job_ids=(),
+            started_at=time.time(),
+            seen_at=time.time(),
+        )
+
+        def boards() -> list[HeartbeatBoard]:
+            return [HeartbeatBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
+
+        self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
+
+    @functools.cached_property
+    def _client(self) -> redis.Redis:
+        return connect(self._settings)
+
+    @functools.cached_property
+    def _scratch(self) -> Path:
+        return scratch_folder(self._settings.run_dir / "scratch")
+
+    def _refusal(self, chunk: Chunk, artifacts_url: str | None) -> str:
+        """Why this machine may not run the chunk; empty when it may. Raises StoreAway."""
+        queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
+        served = self._served.queue_of(chunk.library, on_device=bool(chunk.environment))
+        if isinstance(served, Unavailable):
+            return served.reason
+        if served != queue:
+            return f"this machine serves {served}, the session needs {queue}"
+        self._store(chunk.namespace, artifacts_url).check()
+        return ""
+
+    def _store(self, namespace: str, url: str | None) -> Artifacts:
+        if (namespace, url) not in self._artifacts:
+            settings = self._settings.model_copy(update={"artifacts_url": url})
+            key = signing_key(self._client, settings, namespace)
+            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, key)
+        return self._artifacts[namespace, url]
+
+    def _runner(self, chunk: Chunk, library: Library, artifacts_url: str | None) -> Runner:
+        on_device = bool(chunk.environment)
+        key = (chunk.namespace, artifacts_url, library.name, on_device)
+        if key not in self._runners:
+            settings = self._settings
+            device = device_for(library, settings) if on_device else None
+            context = RunContext(
+                artifacts=self._store(chunk.namespace, artifacts_url),
+                scratch=self._scratch,
+                cpus=device.cpus if device else compile_cpus(settings),
+                device=device,
+            )
+            runner = Runner(self._client, settings.lease_s, context, settings.worker_name, self._sender)
+            self._runners[key] = runner
+        return self._runners[key]
+
+
+def _unreadable(fault: str) -> str:
+    log.error("a message cannot be understood and was dropped", fault=fault)
+    return f"unreadable: {fault}"
+
+
+def scratch_folder(parent: Path) -> Path:
+    """A folder for this process; those of this machine's processes that are gone are removed, for a killed one cannot
+    tidy up. Other machines may share the parent, and their processes cannot be looked up here."""
+    parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"{socket.gethostname()}-"
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
+        process = folder.name.removeprefix(prefix)
+        if process.isdigit() and not Path(f"/proc/{process}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    mine = parent / f"{prefix}{os.getpid()}"
+    mine.mkdir(exist_ok=True)
+    return mine

@@ -1,0 +1,96 @@
+"""One process of a user measures on a device at a time: file locks that the kernel frees when their holder dies.
+
+The files lie in a folder of the user's own, below XDG_RUNTIME_DIR and below the folder for temporary files. A lock is taken
+in each that is there, for processes of one user need not agree on these (a login has a runtime folder, a cron job may not).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import structlog
+
+from tuna.settings import get_settings
+
+log = structlog.get_logger(__name__)
+
+#: Between two looks at a lock that is held: short at first, for most chunks take a moment.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+
+
+class DeviceBusy(Exception):
+    """Another process had the device all the time that we were ready to wait."""
+
+
+@contextlib.contextmanager
+def device_lock(
+    names: Iterable[str], wait_s: float = float("inf"), cancelled: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the locks called `names` (such as `DeviceHandle.locks`), waiting for them up to `wait_s`.
+
+    Raises DeviceBusy when that is over, or when `cancelled` says that nobody wants the device any more.
+    """
+    deadline = time.monotonic() + wait_s
+    with contextlib.ExitStack() as stack:
+        # Always in the same order, so that two processes which need several cannot wait for each other.
+        for folder in folders():
+            for name in sorted(set(names)):
+                _acquire(stack.enter_context(_opened(folder, name)), name, deadline, cancelled)
+        yield
+
+
+def _acquire(descriptor: int, name: str, deadline: float, cancelled: Callable[[], bool]) -> None:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline or cancelled():
+                raise DeviceBusy(f"another process measures on {name}") from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, name: str) -> Iterator[int]:
+    file = f"device-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:200]}.lock"
+    descriptor = os.open(folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def folders() -> list[Path]:
+    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared ones are not to be had."""
+    found = []
+    for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            found.append(_own(Path(parent) / f"tuna-{os.getuid()}"))
+    if found:
+        return list(dict.fromkeys(found))
+    fallback = get_settings().run_dir / "locks"
+    log.warning("device locks are kept in TUNA_HOME, and not shared with workers of another one", folder=str(fallback))
+    fallback.parent.mkdir(parents=True, exist_ok=True)
+    return [_own(fallback)]
+
+
+def _own(folder: Path) -> Path:
+    """The folder, made with mode 0700; raises OSError if it is a link, or somebody else's, or others may write to it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of ours")
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder

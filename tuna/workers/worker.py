@@ -1,0 +1,133 @@
+"""What one Celery worker has: the queues that its machine can serve, its control, its end, the state of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from celery import Celery, signals
+
+from tuna import celery_internals, logs
+from tuna.errors import TunaError
+from tuna.membership import compatibility
+from tuna.membership.control import ControlListener
+from tuna.pipeline.connection import connect, ensure_services
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.served_queues import ServedQueues, Unavailable
+from tuna.pipeline.worker_process import WorkerProcess
+from tuna.settings import Settings
+from tuna.workers import shutdown
+from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
+
+_T = TypeVar("_T")
+
+
+def or_exit(call: Callable[[], _T]) -> _T:
+    """What `call` returns; a worker that cannot start says why in one sentence, and ends."""
+    try:
+        return call()
+    except TunaError as error:
+        print(f"tuna: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+class Worker:
+    """A worker's main process, and what its pool processes begin with. A process that only sends makes one in vain."""
+
+    def __init__(self, app: Celery, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._served = ServedQueues()
+        self._queues: list[str] = []
+        self._device = ""
+        self._control: ControlListener | None = None
+        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.give_back_all(settings))
+        self.process = WorkerProcess(settings, self._served)
+
+    def connect_signals(self) -> None:
+        """Take part in the life of Celery's worker."""
+        # Celery holds handlers weakly unless it is told otherwise.
+        signals.celeryd_init.connect(self._start_services, weak=False)
+        signals.setup_logging.connect(self._set_up_logs, weak=False)
+        signals.celeryd_after_setup.connect(self._serve_what_this_machine_can, weak=False)
+        signals.worker_ready.connect(self._be_controlled, weak=False)
+        signals.worker_process_init.connect(self._start_process, weak=False)
+        signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
+
+    def _start_services(self, **_: Any) -> None:
+        self._set_up_logs()
+        logging.captureWarnings(True)  # Celery's own would be no JSON
+        die_with_parent("worker")
+        or_exit(lambda: ensure_services(self._settings))
+        or_exit(lambda: connect(self._settings))
+
+    def _set_up_logs(self, loglevel: int | str | None = None, logfile: str | None = None, **_: Any) -> None:
+        level = logging.getLevelName(loglevel) if isinstance(loglevel, int) else loglevel or self._settings.log_level
+        logs.configure(level, self._settings.log_format, logfile)
+
+    def _serve_what_this_machine_can(self, **_: Any) -> None:
+        # Celery logs what a signal handler raises and goes on; a worker on the wrong queues must not.
+        or_exit(self._choose_queues)
+
+    def _choose_queues(self) -> None:
+        for name in celery_internals.consumed_queues(self._app):
+            if name not in ("compile", "eval"):
+                continue
+            served: Mapping[str, str | Unavailable]
+            if session := os.environ.get(SESSION):
+                served = {"": compatibility.session_queue(session, on_device=name == "eval")}
+            else:
+                served = self._served.under(name)
+            names = sorted({queue for queue in served.values() if isinstance(queue, str)})
+            if not names:
+                reasons = [
+                    f"{library}: {why.reason}" for library, why in served.items() if isinstance(why, Unavailable)
+                ]
+                raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
+            celery_internals.replace_queue(self._app, name, names)
+        # Found out once, before the pool processes are made.
+        self._queues = celery_internals.consumed_queues(self._app)
+        self._device = self._served.device_name(self._queues)
+
+    def _be_controlled(self, sender: Any, **_: Any) -> None:
+        """Comes again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
+        self._shutdown.install()
+        if self._control is None:
+            name = self._settings.worker_name or socket.gethostname()
+            queues = celery_internals.QueueSwitch(sender)
+            self._control = ControlListener(connect(self._settings), self._settings, name, queues)
+            self._control.start()
+        if os.environ.pop(ONCE, ""):
+            shutdown.leave_when_empty(self._app, celery_internals.consumed_queues(self._app))
+
+    def _start_process(self, **_: Any) -> None:
+        # When the worker is killed its pool must not go on measuring beside the worker that replaces it.
+        die_with_parent("pool", always=True)
+        self.process = WorkerProcess(self._settings, self._served)
+        with contextlib.suppress(TunaError):
+            self.process.announce(self._queues, self._device)
+
+    def _free_lease_of_dead_process(
+        self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any
+    ) -> None:
+        """Runs in the main process when a pool process was lost: its chunk need not wait for the lease to expire."""
+        if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
+            return
+        try:
+            chunk = Chunk.model_validate_json((kwargs or {})["chunk"])
+        except (KeyError, ValueError):
+            return
+        if self._shutdown.asked:
+            shutdown.give_back(self._settings, chunk)
+        else:
+            Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
