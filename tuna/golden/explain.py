@@ -90,7 +90,7 @@ def explain(
     return _explanations(connection, subject, ids)
 
 
-_KEYS = "name an entry by its number, or a layer by config key, problem key, label, driver command or JSON"
+_KEYS = "name an entry by its number, or a layer by config key, problem key, label or driver command"
 
 
 def _named(key: str) -> sa.ColumnElement[bool]:
