@@ -1,6 +1,6 @@
-"""The files that run a cluster (docker/, slurm/, k8s/, docs/operations.md) parse, are safe, agree with each other and with Tuna.
+"""Deployment files (docker/, slurm/, k8s/, docs/operations.md): syntax, security, consistency with each other and with Tuna.
 
-Nothing is started but, if they are there, shellcheck, kubectl and MariaDB's check of its options.
+Nothing is started except shellcheck, kubectl and MariaDB's option check, if installed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.servers import find
 
-# -- they parse -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("path", YAMLS, ids=name_of)
 def test_yaml_parses_and_has_no_key_twice(path: Path) -> None:
@@ -91,7 +89,7 @@ def test_scripts_are_good_shell(path: Path) -> None:
 
 def test_kubectl_can_put_the_manifests_together() -> None:
     listed = set(load(K8S / "kustomization.yaml")[0]["resources"])
-    others = {"kustomization.yaml", "secret.example.yaml"}  # the example would empty the real Secret
+    others = {"kustomization.yaml", "secret.example.yaml"}  # applying the example would overwrite the real Secret
     assert listed == {path.name for path in YAMLS if K8S in path.parents} - others
     kubectl = shutil.which("kubectl")
     if not kubectl:
@@ -105,11 +103,8 @@ def test_each_file_says_first_what_it_is_for(path: Path) -> None:
     assert any(line.startswith("# ") and len(line) > 30 for line in first)
 
 
-# -- they agree with Tuna ---------------------------------------------------------------------------------------------
-
-
 def _plain(text: str) -> str:
-    """`text` with the defaults of its variables, or 1 for those that have none."""
+    """`text` with variables replaced by their defaults, or by 1 if they have none."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     return re.sub(r"\$\{[^}]*\}|\$\w+", "1", text)
 
@@ -138,7 +133,7 @@ _FLOWER_OPTIONS = {"--address", "--port", "--conf"}
 
 
 def _not_there_yet(words: tuple[str, ...]) -> str:
-    """Why a command line cannot be checked: its command is being made."""
+    """Why a command line cannot be checked yet: its command does not exist."""
     if words[1] == "worker":
         context = click.Context(tuna)
         worker = tuna.get_command(context, "worker")
@@ -148,7 +143,7 @@ def _not_there_yet(words: tuple[str, ...]) -> str:
 
 
 def _parse(command: click.Command, words: list[str], *, mentioned: bool) -> None:
-    """Parse `words` as `command` would, without running it; raises UsageError. A text may mention it without arguments."""
+    """Parse `words` like `command`, without running it; raises UsageError. `mentioned`: arguments may be missing."""
     while isinstance(command, click.Group):
         name, *words = words
         sub = command.get_command(click.Context(command), name)
@@ -160,7 +155,7 @@ def _parse(command: click.Command, words: list[str], *, mentioned: bool) -> None
         if not mentioned:
             raise
     except click.BadParameter as error:
-        if "does not exist" not in str(error):  # an example's file
+        if "does not exist" not in str(error):  # a file name in an example
             raise
 
 
@@ -174,7 +169,7 @@ def test_each_command_line_is_one_of_tunas(where: str, words: tuple[str, ...]) -
     from celery.bin.celery import celery
 
     assert words[:3] == ("celery", "-A", "tuna.celery_app"), where
-    if words[3] == "flower":  # a plug-in that is only in the image
+    if words[3] == "flower":  # a plug-in that only the image has
         assert {word.partition("=")[0] for word in words[4:]} <= _FLOWER_OPTIONS
         return
     command = celery.commands[words[3]]
@@ -248,9 +243,6 @@ def test_images_are_built_from_files_that_are_there() -> None:
     for service in SERVICES.values():
         if "build" in service:
             assert (ROOT / _plain(service["build"]["dockerfile"])) in DOCKERFILES
-
-
-# -- they are safe ----------------------------------------------------------------------------------------------------
 
 
 def _images() -> Iterator[str]:
@@ -337,9 +329,6 @@ def test_dockerfiles_end_as_another_user_than_root() -> None:
         assert users[-1] == "10001", path
 
 
-# -- they agree with each other ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_names_only_what_is_there(name: str) -> None:
     service = SERVICES[name]
@@ -348,7 +337,7 @@ def test_a_service_names_only_what_is_there(name: str) -> None:
         assert secret in COMPOSE["secrets"]
     for volume in service.get("volumes", []):
         source = _plain(str(volume)).split(":")[0]
-        if source.startswith("./") and source != "./work":  # which make-secrets makes
+        if source.startswith("./") and source != "./work":  # created by make-secrets
             assert (DOCKER / source).exists(), source
         elif not source.startswith(("/", ".")):
             assert source in COMPOSE["volumes"]
