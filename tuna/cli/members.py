@@ -49,9 +49,7 @@ def create(role: Any, ttl: str, url: str | None) -> None:
     try:
         made = _gate().create_token(role, int(found[1]) * _UNITS[found[2]], reached)
     except redis.exceptions.NoPermissionError:
-        raise ServiceError(
-            "This Redis user may not administer users.", hint="see docs/usage.md, Membership"
-        ) from None
+        raise ServiceError("This Redis user may not administer users.", hint="see docs/usage.md, Membership") from None
     click.echo(made.full())
 
 
