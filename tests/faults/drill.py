@@ -130,7 +130,7 @@ class _Drill:
         self._wait(_BEGIN_S, self._has_resumed)
         for fault in faults:
             self._wait(fault.gap_s)
-            if not fault.hasty:
+            if not fault.overlaps:
                 self._wait(_RECOVERY_S, self._has_resumed)
             while any(active.target == fault.target for _, active in self._active):
                 self._wait(_POLL_S)

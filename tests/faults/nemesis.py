@@ -26,7 +26,7 @@ class Fault:
     """A fault, timed relative to the begin of the previous one."""
 
     gap_s: float
-    hasty: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
+    overlaps: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
     kind: Kind
     target: str  #: compile, eval, coordinator, redis, mariadb or artifacts
     lasts_s: float = 0.0
@@ -39,7 +39,7 @@ class Fault:
 
 _WORKERS = ("compile", "eval")
 _LONGEST_GAP_S = 1.0
-_HASTY = 0.3
+_OVERLAP_SHARE = 0.3
 
 
 def plan(seed: int, lease_s: float) -> list[Fault]:
@@ -61,7 +61,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
     return [
         Fault(
             gap_s=rng.uniform(0.1, _LONGEST_GAP_S),
-            hasty=rng.random() < _HASTY,
+            overlaps=rng.random() < _OVERLAP_SHARE,
             kind=kind,
             target=target,
             lasts_s=_duration(rng, kind, lease_s),
