@@ -1,1 +1,1 @@
-"""Tuna's performance claims, runnable: `scripts/bench NAME`."""
+"""Benchmarks behind Tuna's performance claims: `scripts/bench NAME`."""

@@ -1,8 +1,8 @@
-"""Seconds and memory of exporting a session: 250,000 layers with four solvers each, from SQLite.
+"""Time and peak memory of exporting a session: 250,000 layers with four solvers each, from SQLite.
 
-Each size is exported in a process of its own, which reports its peak memory. The baseline is the least that any
-exporter must do: the same rows, joined and sorted by SQLite, written as text by plain Python in the same run. Memory is
-flat when a session of ten times the rows needs no more than 1.3 times the bytes.
+Each size is exported in a separate process, which reports its peak memory. The baseline is a lower bound for any
+exporter: the same rows, joined and sorted by SQLite and written as text by plain Python, in the same run. Memory counts
+as constant if a session with ten times the rows needs at most 1.3 times the bytes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _DUMP = (
 
 
 def main() -> int:
-    """Run it; `--rows` says how many find-db rows the larger session has, the smaller one has a tenth."""
+    """Command line; `--rows`: find-db rows of the larger session, the smaller one has a tenth."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=3, metavar=("WHAT", "DATABASE", "DIRECTORY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -110,7 +110,7 @@ def _dump(database: Path, directory: Path) -> None:
 
 
 def _make(database: Path, layers: int) -> None:
-    """A session of `layers` layers, stored as an import and a night of tuning would."""
+    """Create a session of `layers` layers, with the rows that an import and a tuning run would store."""
     import sqlalchemy as sa
 
     from tuna.db import configs, models, schema, sessions
@@ -141,7 +141,7 @@ def _layers(count: int) -> Iterator[list[Any]]:
 
 
 def _layer(kind: Any, number: int) -> Any:
-    # Like the layers of real networks in size, and all different.
+    # Distinct layers with sizes typical of real networks.
     channels, size = 8 * (1 + number % 97), 7 + number // 97 % 61
     return kind(1 + number // 5917, channels, size, size, 8 * (1 + number * 7 % 89), 3, 3, 1, 1)
 

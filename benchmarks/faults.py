@@ -1,7 +1,7 @@
-"""Fault drills: 2,000 jobs on a cluster of real processes while the faults of a seed happen, for so many seeds.
+"""Fault injection: 2,000 jobs on a cluster of real processes while the faults of a seed are injected, for several seeds.
 
-`ok` when the history of every seed has nothing that the checker objects to; the times say what the faults cost. A seed that
-failed is told on stderr, with what happened, where its logs are and the command that repeats it.
+`ok` if the checker finds no violation in the history of any seed; the times show the cost of the faults. A failed seed is
+reported on stderr, with its events, its log directory and the command that repeats it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 def main() -> int:
-    """Run it; options say which seeds and how many jobs."""
+    """Command line: which seeds, how many jobs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     sys.path[:0] = [str(_TESTS), str(_TESTS / "faults")]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits through the `with` blocks, which stop the cluster
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:
         del os.environ[name]
-    os.environ["TUNA_SIMULATED"] = "1"  # the libraries of the drill
+    os.environ["TUNA_SIMULATED"] = "1"  # needed by the library of the drill
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     return _measure(seeds, options.jobs)
 

@@ -1,4 +1,4 @@
-"""What every benchmark prints: one JSON object, with its baseline measured in the same run."""
+"""The output of every benchmark: one JSON object, with a baseline measured in the same run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """Figures of one benchmark; `ok` when every figure or ratio is at least its `budget` and at most its `limits`."""
+    """Figures of one benchmark; `ok` if every figure or ratio is at least its `budget` and at most its `limits`."""
 
     bench: str
     figures: dict[str, float]
@@ -22,7 +22,7 @@ class Outcome:
     limits: dict[str, float] = field(default_factory=dict)
 
     def print(self) -> int:
-        """Print the object on stdout; the exit code is 0 when the budget is met."""
+        """Print the object on stdout; the exit code is 0 if the budget is met."""
         all_figures = self.figures | self.ratios
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
         missed |= {name for name, most in self.limits.items() if all_figures[name] > most}

@@ -1,8 +1,8 @@
-"""Seconds and memory of loading 1,000,000 jobs into MariaDB, and of `tuna status` on the database that comes of it.
+"""Time and peak memory of loading 1,000,000 jobs into MariaDB, and of `tuna status` on the resulting database.
 
-The layers, solvers and what applies are there before; each load runs in a process of its own, which reports its peak
-memory, flat when ten times the jobs need no more than 1.3 times the bytes. The baseline is what a program would do that
-made the rows itself: insert them from Python, in batches, into the same table.
+Layers, solvers and applicability are stored beforehand. Each load runs in a separate process, which reports its peak
+memory; it counts as constant if ten times the jobs need at most 1.3 times the bytes. The baseline inserts the same rows
+from Python, in batches, into the same table.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _REPEATS = 3
 
 
 def main() -> int:
-    """Run it; `--jobs` says how many the larger load makes, the smaller one makes a tenth."""
+    """Command line; `--jobs`: jobs of the larger load, the smaller one has a tenth."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--db", choices=("sqlite", "mariadb"), default="mariadb")
-    parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=2, metavar=("SESSION", "TAG"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -97,7 +97,7 @@ def _status() -> float:
 
 
 def _make(layers: int) -> int:
-    """A session with `layers` layers, a tenth of them tagged `small` and the rest `large`, to which every solver applies."""
+    """Create a session with `layers` layers, a tenth tagged `small` and the rest `large`; every solver applies to each."""
     import sqlalchemy as sa
 
     from tuna.configs import GemmConfig
@@ -128,7 +128,7 @@ def _make(layers: int) -> int:
 
 
 def _from_python(session_id: int) -> float:
-    """Jobs per second of inserting rows from Python in batches; they are removed again."""
+    """Jobs per second of inserting rows from Python in batches; the rows are deleted afterwards."""
     import sqlalchemy as sa
 
     from tuna.db.engine import make_engine, writing

@@ -1,11 +1,11 @@
 """Jobs per second through the whole pipeline: load, claim, publish, run, drain, with the servers on the same machine.
 
 `--db sqlite` is the embedded SQLite and Redis, `--db mariadb` a private MariaDB and Redis with the settings of docker/.
-`--library noop` does nothing, so that all time is the pipeline's; the baseline is plain Celery on the same Redis with one
-item per message. `--library miopen` runs the double of fin as a subprocess: what counts is the share of the wall time,
-worker start included, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` for a solver;
-with 0 it does nothing, and the share is that of a Python program's start. `--memory` compares the coordinator's peak
-memory for 10,000 and 200,000 jobs. CPU seconds are those of all processes, servers included.
+`--library noop` does no work, so that all time is the pipeline's overhead; the baseline is plain Celery on the same Redis
+with one item per message. `--library miopen` runs the fin double as a subprocess: the figure is the share of the wall
+time, including worker start, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` per
+solver; with 0 the share is dominated by starting a Python program. `--memory` compares the coordinator's peak memory for
+10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _STEPS = {"noop": "build", "miopen": "miopen_find_compile,miopen_find_eval"}
 
 @dataclass(frozen=True)
 class Run:
-    """What the enqueuing process says of its run."""
+    """Figures reported by the coordinator process."""
 
     run_s: float
-    start_s: float  #: of it, until the first report of a worker: mostly its start
-    publish_s: float  #: of it, spent claiming and publishing
-    drain_s: float  #: of it, spent draining
+    start_s: float  #: part of run_s before the first report of a worker: mostly worker start
+    publish_s: float  #: part of run_s spent claiming and publishing
+    drain_s: float  #: part of run_s spent draining
     cpu_s: float
     peak_mib: float
 
 
 def main() -> int:
-    """Run it; options say what with."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--db", choices=("sqlite", "mariadb"), default="sqlite")
     parser.add_argument("--library", choices=("noop", "miopen"), default="noop")
     parser.add_argument("--jobs", type=int, help=f"default: {_JOBS}")
     parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
-    parser.add_argument("--fin-s", type=float, default=0.25, help="seconds of the double of fin for a solver")
+    parser.add_argument("--fin-s", type=float, default=0.25, help="seconds that the fin double takes per solver")
     parser.add_argument("--memory", action="store_true", help="measure the coordinator's memory at two sizes")
-    parser.add_argument("--json", action="store_true", help="accepted; the output always is")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=2, metavar=("SESSION", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -128,7 +128,7 @@ def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
     get_settings.cache_clear()
     ensure_services(get_settings())
     session_id, loaded, _ = _load("miopen", count, steps, "benchmark")
-    calls.unlink()  # those of load: which solvers there are and where they apply
+    calls.unlink()  # drop the calls made while loading: get_solvers and applicability
     run = _run(session_id, steps)
     release_services(get_settings())
     fin = _calls_by_step(calls, steps)
@@ -151,7 +151,7 @@ def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
 
 
 def _timed_fin(folder: Path, fin: str, calls: Path) -> str:
-    """A program that is fin and writes start, end and the asked step to `calls`."""
+    """A wrapper script around fin that appends start, end and step of each call to `calls`."""
     path = folder / "fin"
     log = shlex.quote(str(calls))
     path.write_text(
@@ -163,7 +163,7 @@ def _timed_fin(folder: Path, fin: str, calls: Path) -> str:
 
 
 def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
-    """How long each call of fin took, in seconds."""
+    """Duration of each call of fin in seconds, by step."""
     seconds: dict[str, list[float]] = {step: [] for step in steps}
     for line in calls.read_text().splitlines():
         start, end, step = line.split()
@@ -172,7 +172,7 @@ def _calls_by_step(calls: Path, steps: list[str]) -> dict[str, list[float]]:
 
 
 def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple[int, int, float]:
-    """A session with at least `count` jobs: its id, their number, the seconds that loading them took."""
+    """Create a session with at least `count` jobs; returns its id, the number of jobs and the seconds of loading them."""
     from tuna.db import configs, jobs, schema, sessions, solvers
     from tuna.db.engine import make_engine, writing
     from tuna.libraries.registry import get_library
@@ -199,16 +199,16 @@ def _load(library_name: str, count: int, steps: list[str], reason: str) -> tuple
 def _layers(library: str, count: int) -> list[Any]:
     from tuna.configs import ConvConfig, GemmConfig
 
-    if library == "noop":  # ten solvers each
+    if library == "noop":  # ten applicable solvers each
         return [GemmConfig(m=16, n=16, k=number + 1) for number in range(-(-count // 10))]
-    return [  # at least seven each
+    return [  # at least seven applicable solvers each
         ConvConfig(1 + number % 16, 16 * (1 + number % 7), 7 + number, 14, 32, 3, 3, 1, 1)
         for number in range(-(-count // 7))
     ]
 
 
 def _run(session_id: int, steps: list[str]) -> Run:
-    """Work through the session in a process of its own, with one worker process for each step."""
+    """Run the session in a separate coordinator process, with one worker process for each step."""
     command = [sys.executable, "-m", "benchmarks.pipeline", "--child", str(session_id), ",".join(steps)]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Run(**json.loads(result.stdout))
@@ -254,7 +254,7 @@ def _child(session_id: int, steps: list[str]) -> int:
 
 
 class _Stopwatch:
-    """Seconds that the enqueuing process spends in its two halves."""
+    """Seconds that the coordinator spends publishing and draining."""
 
     def __init__(self) -> None:
         self.seconds = {"publish": 0.0, "drain": 0.0}
@@ -290,7 +290,7 @@ class _Stopwatch:
 
 
 def _worker_alone(count: int) -> float:
-    """Seconds in which one process takes, runs and reports `count` items in chunks, without Celery."""
+    """Seconds in which one process leases, runs and reports `count` items in chunks, without Celery."""
     from tuna.artifacts import Artifacts
     from tuna.configs import GemmConfig
     from tuna.libraries.context import RunContext
@@ -333,7 +333,7 @@ def _worker_alone(count: int) -> float:
 
 
 def _one_per_message() -> float:
-    """Tasks per second of plain Celery: one no-op per message, published and run, worker start included."""
+    """Tasks per second of plain Celery: one no-op per message, published and run, including worker start."""
     from tuna.celery_app import app
 
     started = time.perf_counter()

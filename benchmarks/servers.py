@@ -1,4 +1,4 @@
-"""Private servers for a benchmark, with the settings that docs/operations.md recommends, and what they cost."""
+"""Private servers for a benchmark, with the settings of docker/, and meters for CPU and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLE_S = 0.2
 
 @contextlib.contextmanager
 def home(kind: str) -> Iterator[Path]:
-    """A TUNA_HOME of its own and no other setting but the servers: `sqlite` embeds them, `mariadb` starts both."""
+    """A private TUNA_HOME with default settings; `sqlite`: embedded servers, `mariadb`: a private MariaDB and Redis."""
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name, contextlib.ExitStack() as stack:
         for variable in [v for v in os.environ if v.startswith(("TUNA_", "CELERY_"))]:
@@ -39,15 +39,15 @@ def home(kind: str) -> Iterator[Path]:
 
 def peak_mib() -> float:
     """Peak resident memory of this process, in MiB."""
-    # Not getrusage: its peak starts with that of the process that started this one.
+    # Not getrusage: ru_maxrss is inherited from the parent across fork and exec.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 class CpuMeter:
-    """CPU seconds (user and system) that this process and all its children spend in a `with` block, servers included.
+    """CPU seconds (user and system) of this process and all its children, including servers, in a `with` block.
 
-    The children are looked at now and then, because those that are killed leave no account.
+    The children are sampled periodically, because times of killed ones cannot be read afterwards.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions on the connection that `tuna.db.schema.upgrade` hands over."""
+"""Alembic's environment script: runs the revisions on the connection of `tuna.db.schema.upgrade`."""
 
 from alembic import context
 

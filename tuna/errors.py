@@ -1,10 +1,10 @@
-"""The errors a user can meet: each is one sentence, knows its exit code and says what to do next."""
+"""Errors for users: each is one sentence with an exit code and a hint on what to do next."""
 
 from __future__ import annotations
 
 
 class TunaError(Exception):
-    """Something went wrong that the user can act on."""
+    """An operation failed for a reason that the user can act on."""
 
     exit_code = 1
     hint = ""
@@ -44,13 +44,13 @@ class ServiceError(TunaError):
 
 
 class LibraryMissing(TunaError):
-    """The library that is to be tuned is not installed on this machine."""
+    """The library to tune is not installed on this machine."""
 
     exit_code = 6
 
 
 class StoreAway(ServiceError):
-    """The artifact store does not answer, or not as one that is ours."""
+    """The artifact store is unreachable, or is not the one that a coordinator prepared."""
 
 
 class StorageFull(TunaError):

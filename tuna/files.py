@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all."""
+"""Atomic writes of files and directories."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _RENAME_EXCHANGE = 2
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Lend a path beside `path` that replaces it when the block ends well and is removed when it does not.
+    """Yield a temporary path beside `path`; it replaces `path` if the block succeeds and is removed if it raises.
 
-    Missing directories are made. Raises StorageFull if there is no room and BadInput if the place cannot be written;
-    a file that was at `path` is then still there.
+    Missing directories are created. Raises StorageFull if there is no space left and BadInput if `path` cannot be
+    written; an existing file at `path` is then unchanged.
     """
     if not path.name:
-        raise BadInput(f"{path} is no name for a file.")
+        raise BadInput(f"{path} is not a file name.")
     with _errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
-            # Claims the name with the permissions that the user's umask gives.
+            # Creates the file with the permissions of the user's umask.
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             yield temporary
             _sync(temporary)
@@ -44,7 +44,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Lend an empty directory beside `path` that takes its place, with all files in it, when the block ends well."""
+    """Yield an empty directory beside `path`; it replaces `path`, with all its files, if the block succeeds."""
     with _errors(path), _directory_of(path):
         temporary = _temporary(path)
         try:
@@ -53,7 +53,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             for file in temporary.iterdir():
                 _sync(file)
             _sync(temporary)
-            _take_place(temporary, path)
+            _replace_directory(temporary, path)
             _sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -69,17 +69,21 @@ def _errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull(f"There is no space left to write {path}.", hint="free some and run it again") from error
+            raise StorageFull(
+                f"There is no space left to write {path}.", hint="free some space and run it again"
+            ) from error
         raise BadInput(f"{path} cannot be written: {error.strerror or error}.") from error
     except sqlite3.Error as error:
         if "full" in str(error):
-            raise StorageFull(f"There is no space left to write {path}.", hint="free some and run it again") from error
+            raise StorageFull(
+                f"There is no space left to write {path}.", hint="free some space and run it again"
+            ) from error
         raise BadInput(f"{path} cannot be written: {error}.") from error
 
 
 @contextlib.contextmanager
 def _directory_of(path: Path) -> Iterator[None]:
-    """Make the directory of `path` for the block; take away again what was made if the block fails."""
+    """Create the directory of `path`; remove the directories that were created if the block fails."""
     missing = []
     for directory in (path.parent, *path.parent.parents):
         if directory.exists():
@@ -103,8 +107,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _take_place(new: Path, old: Path) -> None:
-    """Rename `new` to `old`; a directory that is there changes places with it in one step, where the system can."""
+def _replace_directory(new: Path, old: Path) -> None:
+    """Rename `new` to `old`; an existing directory is exchanged atomically where the kernel has renameat2."""
     try:
         new.rename(old)
         return

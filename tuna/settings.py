@@ -1,4 +1,4 @@
-"""Every setting of Tuna, once: `TUNA_*` environment variables over an optional `tuna.toml` over defaults."""
+"""All settings: `TUNA_*` environment variables override an optional `tuna.toml`, which overrides the defaults."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pydantic_settings import (
 
 from tuna.errors import BadInput
 
-#: No file of settings is longer.
+#: Largest settings file.
 _MAX_FILE_BYTES = 1 << 20
-#: Highest number of a core: Linux has at most so many.
+#: Highest core number: Linux supports 8192 cores (NR_CPUS).
 _MAX_CPU = 8191
 
 
@@ -45,7 +45,7 @@ def _command(value: str) -> str:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Cores named by a list such as `0,2-5`, ascending; raises ValueError for anything else."""
+    """Core numbers of a list such as `0,2-5`, ascending; raises ValueError for anything else."""
     cpus: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, _, last = part.partition("-")
@@ -57,7 +57,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 class Settings(BaseSettings):
-    """Settings of one process; names are the upper-case field names with `TUNA_` in front."""
+    """Settings of one process; a variable's name is `TUNA_` and the upper-case field name."""
 
     model_config = SettingsConfigDict(
         env_prefix="TUNA_", extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
@@ -89,13 +89,17 @@ class Settings(BaseSettings):
         "configured, else in TUNA_HOME",
     )
     artifacts_mib: int = Field(
-        1024, ge=1, description="what artifacts may take in Redis; who compiles more has to wait"
+        1024, ge=1, description="memory limit of artifacts in Redis; at the limit compile workers wait"
     )
     artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
-        None, description="hex of the key that signs artifacts; default: the installation's, which members are told"
+        None, description="artifact signing key in hex; default: the installation's, which members get on joining"
     )
-    worker_name: str = Field("", description="name of the workers here; default: the host's; given to those that join")
-    namespace: str = Field("", description="the database that workers here work for; given to those that join")
+    worker_name: str = Field(
+        "", description="name of the workers on this machine; default: the host's; set for workers that join"
+    )
+    namespace: str = Field(
+        "", description="the database that workers on this machine serve; set for workers that join with a token"
+    )
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
         "", description="cores that measure, such as 1 or 4-7; default: the last core of this machine"
     )
@@ -103,7 +107,7 @@ class Settings(BaseSettings):
     fin: Path | None = Field(None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm")
     lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
     shutdown_s: float = Field(
-        30.0, ge=0.0, description="seconds that a worker which is asked to end has for what it has in hand"
+        30.0, ge=0.0, description="seconds that a worker has to finish its current chunk on a warm shutdown"
     )
     before_worker: Annotated[str, AfterValidator(_command)] = Field(
         "", description="command line to run before a worker starts; if it fails, the worker does not start"
@@ -117,13 +121,13 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )
-    log_format: Literal["text", "json"] = Field("text", description="json: one object a line, as logstash takes them")
+    log_format: Literal["text", "json"] = Field("text", description="json: one object per line, with logstash's fields")
     simulated: bool = Field(
         False,
-        description="allow what only pretends to measure: the library noop and the stand-in for fin. Their results are "
-        "marked, and refused by golden",
+        description="allow simulated measurements: the library noop and the stand-in for fin. Their results are marked, "
+        "and golden versions refuse them",
     )
-    allow_exec: bool = Field(False, description="whether a worker here runs what `go_fish.py --exec` asks it to")
+    allow_exec: bool = Field(False, description="allow workers on this machine to run commands of `go_fish.py --exec`")
 
     @classmethod
     def settings_customise_sources(
@@ -136,12 +140,12 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         toml = Path(os.environ.get("TUNA_CONFIG", "tuna.toml"))
         if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
-            raise ValueError(f"{toml} is no file, or has more than {_MAX_FILE_BYTES} bytes.")
+            raise ValueError(f"{toml} is not a file, or has more than {_MAX_FILE_BYTES} bytes.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
 
     @property
     def embedded_db(self) -> bool:
-        """Whether SQL is the SQLite file that Tuna looks after by itself."""
+        """True if the database is the embedded SQLite file in TUNA_HOME."""
         return self.db_url is None
 
     @property
@@ -153,24 +157,24 @@ class Settings(BaseSettings):
 
     @property
     def run_dir(self) -> Path:
-        """Sockets, locks and logs of the processes that run now."""
+        """Directory of sockets, locks and logs of running processes."""
         return self.home / "run"
 
 
 @functools.lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """The settings of this process, read once; raises BadInput that names the setting and the fault."""
+    """The settings of this process, read once; raises BadInput with the name of an invalid setting."""
     try:
         return Settings()
     except ValidationError as error:
-        raise BadInput(_first_fault(error.errors()[0])) from None
+        raise BadInput(_invalid_setting(error.errors()[0])) from None
     except RecursionError:
         raise BadInput("The settings file cannot be read: it is nested too deeply.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"The settings file cannot be read: {error}") from None
 
 
-def _first_fault(fault: Any) -> str:
+def _invalid_setting(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     name = name if name.startswith(("TUNA_", "CELERY_")) else f"TUNA_{name.upper()}"
     return f"The setting {name} is not usable: {fault['msg']}."

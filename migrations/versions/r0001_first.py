@@ -1,4 +1,4 @@
-"""The first schema.
+"""Initial schema.
 
 Revision: 0001
 """

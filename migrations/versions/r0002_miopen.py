@@ -1,4 +1,4 @@
-"""MIOpen: batch norm, models and frameworks, keys of problems, imported databases, several kernels a result, golden.
+"""MIOpen: batch norm, models and frameworks, problem keys, imported databases, several kernels per result, golden.
 
 Revision: 0002
 """
@@ -187,7 +187,7 @@ def upgrade() -> None:
 
 
 def _fill_problem_keys() -> None:
-    """MIOpen's name of every convolution that has one."""
+    """Store MIOpen's problem key of every convolution that has one."""
     config = sa.table("config", *(sa.column(name) for name in ("id", "kind", "driver", "problem_key")))
     connection = op.get_bind()
     rows = connection.execute(sa.select(config.c.id, config.c.driver).where(config.c.kind == ConvConfig.kind)).all()

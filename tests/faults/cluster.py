@@ -1,6 +1,6 @@
-"""A small cluster of real processes that can be broken: MariaDB, Redis with its append-only file, two workers, a coordinator.
+"""A small cluster of real processes for fault injection: MariaDB, Redis with append-only file, two workers, a coordinator.
 
-Everything listens on a loopback address of this process, writes below one folder, and dies with this process.
+Everything listens on a loopback address of this process, writes below one directory, and is killed with this process.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class ClusterError(AssertionError):
-    """Something of the cluster ended by itself, or outlived what it belongs to."""
+    """A process of the cluster ended unexpectedly, or children outlived their parent."""
 
 
 class Cluster:
-    """Starts, breaks, mends and ends its parts; a context manager that leaves only logs."""
+    """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
     def __init__(self, folder: Path) -> None:
         need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
         self.folder = folder
-        self.log = folder / "ran"  #: the library's own log
+        self.log = folder / "ran"  #: the library's log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
         self._servers: dict[str, list[str]] = {}
         self._running: dict[str, psutil.Popen] = {}
         self._started_at: dict[str, float] = {}
-        self._due: set[str] = set()  # to be started as soon as Redis and MariaDB are back
+        self._due: set[str] = set()  # to be started once Redis and MariaDB are reachable
         self._artifacts = folder / "artifacts"
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))},
             "PYTHONPATH": os.pathsep.join([str(folder / "plugin"), str(Path(__file__).parent), str(_ROOT)]),
-            "TMPDIR": str(folder / "tmp"),  # locks of devices are there: ours alone
+            "TMPDIR": str(folder / "tmp"),  # holds the device locks, private to this cluster
             "TUNA_HOME": str(folder / "home"),
             "TUNA_CONFIG": str(folder / "tuna.toml"),
             "TUNA_DB_URL": self.db_url,
@@ -101,8 +101,6 @@ class Cluster:
         for name in ("mariadb", "artifacts", "redis", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    # -- parts --------------------------------------------------------------------------------------------------------
-
     def start(self, name: str) -> None:
         """Start redis, mariadb, compile, eval or coordinator; the last three wait for the first two."""
         if name in self._servers:
@@ -116,10 +114,10 @@ class Cluster:
             self._due.clear()
 
     def kill(self, name: str) -> None:
-        """kill -9 of the process itself; what it leaves must end by itself."""
+        """SIGKILL to the process itself; its children must then exit without help."""
         process = self._running[name]
         children = _children(process)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may wait to be started again
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may be waiting for its restart
             process.kill()
         process.wait(_START_S)
         _, alive = psutil.wait_procs(children, timeout=10)
@@ -127,7 +125,7 @@ class Cluster:
             raise ClusterError(f"{alive} outlived the {name} process")
 
     def kill_child(self, name: str) -> bool:
-        """kill -9 of a pool process that has begun an item; False when there is none yet."""
+        """SIGKILL to a pool process that has begun an item; False if there is none yet."""
         begun = {json.loads(line)["pid"] for line in self.log.read_text().splitlines()}
         victims = [child for child in _children(self._running[name]) if child.pid in begun]
         for child in victims[:1]:
@@ -143,19 +141,19 @@ class Cluster:
                 one.send_signal(number)
 
     def wipe_redis(self) -> None:
-        """Delete what Redis keeps on disk; it must not run."""
+        """Delete Redis' files; it must not be running."""
         shutil.rmtree(self.folder / "redis")
         (self.folder / "redis").mkdir()
 
     def flush_redis(self) -> bool:
-        """FLUSHALL; False when Redis is away."""
+        """FLUSHALL; False if Redis is unreachable."""
         try:
             return bool(self._redis().flushall())
         except redis.ConnectionError:
             return False
 
     def fill_artifacts(self) -> bool:
-        """Leave no room in the artifact store; False where it is not on a file system of its own."""
+        """Fill the artifact store's file system; False if it has none of its own."""
         if not self._artifacts.is_mount():
             return False
         with open(self._artifacts / "ballast", "wb", buffering=0) as ballast:
@@ -166,31 +164,29 @@ class Cluster:
         return True
 
     def empty_artifacts(self) -> None:
-        """Make room again."""
+        """Undo `fill_artifacts`."""
         (self._artifacts / "ballast").unlink(missing_ok=True)
 
     def step_clock(self, name: str, seconds: float) -> None:
-        """Put the wall clock of a worker off by so much."""
+        """Shift the wall clock of a worker."""
         self._clock(name).write_text(str(seconds))
 
     def is_alive(self, name: str) -> bool:
-        """Whether it runs (or is stopped by SIGSTOP)."""
+        """True if it runs (or is stopped by SIGSTOP)."""
         return name in self._running and self._running[name].poll() is None
 
     def exit_code(self, name: str) -> int | None:
-        """How it ended; None when it runs, or when it waits to be started."""
+        """Its exit code; None if it runs or waits for its start."""
         return None if name in self._due else self._running[name].poll()
 
     def age_s(self, name: str) -> float:
-        """Seconds since it was last started."""
+        """Seconds since its last start."""
         return time.monotonic() - self._started_at[name]
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """The end of its log."""
         log = self.folder / "logs" / f"{name}.log"
         return log.read_text(errors="replace")[-3000:] if log.exists() else ""
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _spawn(self, name: str, command: list[str]) -> None:
         self._started_at[name] = time.monotonic()
@@ -211,10 +207,10 @@ class Cluster:
 
     def _answers(self, name: str) -> bool:
         if not self.is_alive(name):
-            raise ClusterError(f"{name} ended by itself:\n{self.last_words(name)}")
+            raise ClusterError(f"{name} ended by itself:\n{self.log_tail(name)}")
         if name == "mariadb":
             return listens((self._address, 3306))
-        with contextlib.suppress(redis.ConnectionError):  # also while it loads its file
+        with contextlib.suppress(redis.ConnectionError):  # including BusyLoadingError
             return bool(self._redis().ping())
         return False
 
@@ -246,7 +242,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _mount(place: Path) -> None:
-    """A small tmpfs at `place`, if we may, that only this process and its children see, so that it goes with them."""
+    """Mount a small tmpfs at `place`, if permitted, in a private mount namespace, so that it vanishes with the process."""
     new_namespace, private = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
     libc = _libc()
     if libc.unshare(new_namespace) == 0 and libc.mount(b"none", b"/", None, private, None) == 0:

@@ -1,4 +1,4 @@
-"""One drill: jobs through a cluster while the faults of a seed happen, then the checker on what is left."""
+"""One drill: run jobs on a cluster while the faults of a seed are injected, then check the history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tuna.libraries.registry import get_library
 from tuna.testing.servers import wait_until
 
 _SOLVERS = 10
-#: An item's time: with it 2,000 jobs outlast the faults.
+#: Duration of an item, chosen so that 2,000 jobs take longer than the faults.
 _SLEEP_S = 0.003
 _BEGIN_S = 30.0
 _RECOVERY_S = 7.0
@@ -34,16 +34,16 @@ _END_S = 90.0
 
 @dataclass
 class Report:
-    """What became of a drill."""
+    """The outcome of a drill."""
 
     seed: int
     jobs: int
     objections: list[str] = field(default_factory=list)
-    faults: int = 0  #: that were made to happen
-    happened: list[str] = field(default_factory=list)  #: the same in words, with how much had been begun by then
+    faults: int = 0  #: number of injected faults
+    happened: list[str] = field(default_factory=list)  #: each fault with its time and the number of items begun by then
     seconds: float = 0.0
-    runs: int = 0  #: items that were begun
-    lost: int = 0  #: attempts that ended with their worker
+    runs: int = 0  #: items begun
+    lost: int = 0  #: attempts lost with their worker
 
     @property
     def ok(self) -> bool:
@@ -51,12 +51,12 @@ class Report:
 
 
 def repeat(seed: int) -> str:
-    """The command that does the same again."""
+    """The command that repeats the drill."""
     return f"scripts/bench faults --first-seed {seed} --seeds 1 --json"
 
 
 def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
-    """Run the drill of a seed in `folder`, which keeps the logs."""
+    """Run the drill of a seed in `folder`, where the logs are kept."""
     report = Report(seed, job_count)
     began = time.monotonic()
     with Cluster(folder) as cluster:
@@ -99,15 +99,15 @@ def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answ
 
 
 class _Drill:
-    """Makes the events happen and sees the session through to its end."""
+    """Injects the faults and waits for the end of the session."""
 
     def __init__(self, cluster: Cluster, report: Report) -> None:
         self._cluster = cluster
         self._report = report
         self._began = time.monotonic()
-        self._read = self._begun = 0  # of the library's log: bytes, lines
+        self._read = self._begun = 0  # position in the library's log: bytes, lines
         self._seen = 0  # items begun when a fault last began or ended
-        self._active: list[tuple[float, Fault]] = []  # with the moment of their end
+        self._active: list[tuple[float, Fault]] = []  # with the time of their end
         self._begin: dict[Kind, Callable[[Fault], object]] = {
             Kind.KILL_CHILD: self._kill_child,
             Kind.KILL: lambda fault: cluster.kill(fault.target),
@@ -126,14 +126,14 @@ class _Drill:
         }
 
     def work_through(self, faults: Sequence[Fault]) -> None:
-        """Every fault at its time, then the end of the session; raises ClusterError."""
-        self._let_pass(_BEGIN_S, self._under_way)
+        """Inject every fault at its time, then wait for the end of the session; raises ClusterError."""
+        self._wait(_BEGIN_S, self._has_resumed)
         for fault in faults:
-            self._let_pass(fault.gap_s)
-            if not fault.hasty:
-                self._let_pass(_RECOVERY_S, self._under_way)
+            self._wait(fault.gap_s)
+            if not fault.overlaps:
+                self._wait(_RECOVERY_S, self._has_resumed)
             while any(active.target == fault.target for _, active in self._active):
-                self._let_pass(_POLL_S)
+                self._wait(_POLL_S)
             at_s = time.monotonic() - self._began
             self._report.happened.append(f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}")
             self._report.faults += 1
@@ -142,11 +142,11 @@ class _Drill:
             if fault.lasts_s:
                 self._active.append((time.monotonic() + fault.lasts_s, fault))
         while self._active:
-            self._let_pass(_POLL_S)
+            self._wait(_POLL_S)
         wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
 
-    def _let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Time, during which faults end and nothing may end by itself; whether `until` came true."""
+    def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Wait up to `seconds` or until `until()`, while due faults end and processes are checked; returns `until()`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if until():
@@ -160,14 +160,14 @@ class _Drill:
             time.sleep(_POLL_S)
         return False
 
-    def _under_way(self) -> bool:
-        """Whether work goes on since the last begin or end of a fault."""
+    def _has_resumed(self) -> bool:
+        """True if items were begun since the last begin or end of a fault."""
         return self._items_begun() >= self._seen + _SOME_ITEMS
 
     def _check(self, *, may_end: bool = False) -> int | None:
-        """Nothing may end by itself, but the coordinator when all faults are over; returns its exit code.
+        """Check that only the coordinator exits, and only after all faults; returns its exit code.
 
-        Who finds no server when it starts says so and ends; here, as on a cluster, it is started again.
+        A process that finds no server when it starts exits with an error; it is restarted, as on a real cluster.
         """
         cluster = self._cluster
         for name in ("compile", "eval", "coordinator"):
@@ -179,7 +179,7 @@ class _Drill:
                 cluster.start(name)
                 continue
             early = "before the last fault" if code == 0 else f"with {code}"
-            raise ClusterError(f"{name} ended by itself {early}:\n{cluster.last_words(name)}")
+            raise ClusterError(f"{name} ended by itself {early}:\n{cluster.log_tail(name)}")
         return cluster.exit_code("coordinator")
 
     def _items_begun(self) -> int:
@@ -191,7 +191,7 @@ class _Drill:
         return self._begun
 
     def _kill_child(self, fault: Fault) -> None:
-        if not self._let_pass(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
+        if not self._wait(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
             self._report.happened[-1] += " (there was none)"
 
     def _fill_artifacts(self, _: Fault) -> None:

@@ -1,7 +1,7 @@
-"""A library whose answers are known beforehand, and which keeps a log of everything that it was made to do.
+"""A library with predictable results, which logs every step that it runs.
 
-`build` stores code that follows from layer and solver, `measure` reads it and reports a time that follows from it too. Each
-appends a line to the file FAULTS_LOG, so that a checker can tell what ran from what was accepted.
+`build` stores code derived from layer and solver, `measure` reads it and reports a time derived from the code. Each appends a
+line to the file FAULTS_LOG, so that the checker can compare executed with accepted steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CODE_BYTES = 1024
 
 
 def code_of(config: Mapping[str, Any], solver: str) -> bytes:
-    """What `build` makes of a layer with a solver."""
+    """The code that `build` stores for a layer and a solver."""
     text = json.dumps([dict(config), solver], sort_keys=True).encode()
     return (hashlib.sha256(text).digest() * (_CODE_BYTES // 32))[:_CODE_BYTES]
 
@@ -35,7 +35,7 @@ def time_of(code: bytes) -> float:
 
 
 class FaultLibrary(NoopLibrary):
-    """Has the solvers of the library that does nothing; the job option `sleep_s` says how long an item takes."""
+    """Has the solvers of the no-op library; the job option `sleep_s` is the duration of an item."""
 
     name = "faults"
     kinds = ("gemm",)
@@ -64,7 +64,7 @@ def _append(item: WorkItem) -> None:
     line = json.dumps(
         {"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), "at": time.monotonic()}
     )
-    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes do not mix
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes are atomic
     try:
         os.write(log, line.encode() + b"\n")
     finally:

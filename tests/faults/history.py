@@ -1,4 +1,4 @@
-"""The checker: what must hold of a session's history when all work is done, whatever went wrong on the way."""
+"""The checker: invariants of a session's history after all work is done, whatever faults were injected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = ("build", "measure")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a job is to find: its time, and the SHA-256 of the code."""
+    """The result of a job: its time, and the SHA-256 of the code."""
 
     time_ms: float | None
     digest: str | None
@@ -29,13 +29,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """A job as it is in the end, with what the tables say that it found."""
+    """A job's final state and results in SQL."""
 
     state: str
     attempt: int
     cause: str | None = None
     trial: Answer | None = None
-    stored: Answer | None = None  #: find db, with the digest of the bytes that are kept
+    stored: Answer | None = None  #: row of find_db, with the digest of the stored bytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Attempt:
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """A line of the library's own log: it was made to do this."""
+    """A line of the library's log: an execution of a step."""
 
     job: int
     step: str
@@ -60,16 +60,16 @@ class Run:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known of a session."""
+    """Everything recorded about a session: the expected results, SQL and the library's log."""
 
-    expected: Mapping[int, Answer]  #: by job, as loaded before anything went wrong
+    expected: Mapping[int, Answer]  #: by job, read before the first fault
     jobs: Mapping[int, JobEnd]
     attempts: Sequence[Attempt]
     runs: Sequence[Run]
 
 
 def objections(history: History) -> list[str]:
-    """Everything that is wrong with a history; empty when nothing is."""
+    """All violations of a history; empty if it is correct."""
     return [
         *_lost(history),
         *_unfinished(history),
@@ -87,7 +87,7 @@ def _lost(history: History) -> Iterator[str]:
 
 
 def _unfinished(history: History) -> Iterator[str]:
-    """The faults pass, so no job may fail for good, let alone stay on its way."""
+    """All faults are transient, so that every job must end as evaluated."""
     for job, end in sorted(history.jobs.items()):
         if end.state == "errored":
             yield f"job {job} was given up: {end.cause}"
@@ -108,7 +108,7 @@ def _accepted(history: History) -> Iterator[str]:
 
 
 def _superseded(history: History) -> Iterator[str]:
-    """An accepted attempt must be the last one at its step: a later one means that its lease had been taken away."""
+    """An accepted attempt must be the last one at its step: a later one means that its lease had been revoked."""
     seen: dict[tuple[int, str], set[int]] = defaultdict(set)
     ran = {(run.job, run.step, run.attempt) for run in history.runs}
     for job, step, attempt in ran:
@@ -142,7 +142,7 @@ def _false_successes(history: History) -> Iterator[str]:
 
 
 def expected(engine: sa.Engine) -> dict[int, Answer]:
-    """What each job of a freshly loaded session is to find."""
+    """The expected result of each job of a freshly loaded session."""
     statement = (
         sa.select(Job.id, Config.driver, Solver.name)
         .join(Config, Config.id == Job.config_id)
@@ -155,7 +155,7 @@ def expected(engine: sa.Engine) -> dict[int, Answer]:
 
 
 def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
-    """The history of the one session of a database."""
+    """The history of a database's only session."""
     kept = (
         sa.select(FindDb.job_id, FindDb.time_ms, Kernel.blob)
         .join(FindDbKernel, FindDbKernel.find_db_id == FindDb.id, isouter=True)
@@ -180,7 +180,7 @@ def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
 
 
 def runs(lines: Iterable[str]) -> Iterator[Run]:
-    """What the library's log says."""
+    """Parse the library's log."""
     for line in lines:
         fields = json.loads(line)
         yield Run(fields["job"], fields["step"], fields["attempt"])

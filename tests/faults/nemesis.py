@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a seed gives a list of timed faults. Pure, so that a seed can be looked at without a run."""
+"""Fault plans: a seed gives a list of timed faults. Pure functions, so that a plan can be inspected without a run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """A fault; most begin and end, some are over at once."""
+    """Kinds of faults; most have a duration, some are instantaneous."""
 
     KILL_CHILD = "kill_child"  #: SIGKILL of a pool process
-    KILL = "kill"  #: SIGKILL of a worker's parent or of the coordinator; the end starts another
-    PAUSE = "pause"  #: SIGSTOP of a worker and its pool, or of the coordinator, beyond the lease; the end is SIGCONT
-    REDIS_RESTART = "redis_restart"  #: SIGKILL of Redis, which comes back with its append-only file
-    REDIS_WIPE = "redis_wipe"  #: SIGKILL of Redis, which comes back with nothing
+    KILL = "kill"  #: SIGKILL of a worker's parent or of the coordinator; at its end it is restarted
+    PAUSE = "pause"  #: SIGSTOP of a worker and its pool, or of the coordinator, beyond the lease; at its end SIGCONT
+    REDIS_RESTART = "redis_restart"  #: SIGKILL of Redis, restarted with its append-only file
+    REDIS_WIPE = "redis_wipe"  #: SIGKILL of Redis, restarted empty
     REDIS_FLUSH = "redis_flush"  #: FLUSHALL
-    MARIADB_RESTART = "mariadb_restart"  #: SIGKILL of MariaDB, which comes back
-    ARTIFACTS_FULL = "artifacts_full"  #: no room in the artifact store
-    CLOCK_STEP = "clock_step"  #: the wall clock of a worker is an hour off
+    MARIADB_RESTART = "mariadb_restart"  #: SIGKILL of MariaDB, restarted
+    ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
+    CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, which begins so long after the one before has begun."""
+    """A fault, timed relative to the begin of the previous one."""
 
     gap_s: float
-    hasty: bool  #: does not wait until work is under way again after the fault before, so that the two overlap
+    overlaps: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
     kind: Kind
     target: str  #: compile, eval, coordinator, redis, mariadb or artifacts
     lasts_s: float = 0.0
@@ -39,11 +39,11 @@ class Fault:
 
 _WORKERS = ("compile", "eval")
 _LONGEST_GAP_S = 1.0
-_HASTY = 0.3
+_OVERLAP_SHARE = 0.3
 
 
 def plan(seed: int, lease_s: float) -> list[Fault]:
-    """The faults of a seed in the order of their begin: each kind at least once, one drawn twice."""
+    """The faults of a seed in order of begin: each kind at least once, one of them twice."""
     rng = random.Random(seed)
     faults = [
         (Kind.KILL_CHILD, rng.choice(_WORKERS)),
@@ -61,7 +61,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
     return [
         Fault(
             gap_s=rng.uniform(0.1, _LONGEST_GAP_S),
-            hasty=rng.random() < _HASTY,
+            overlaps=rng.random() < _OVERLAP_SHARE,
             kind=kind,
             target=target,
             lasts_s=_duration(rng, kind, lease_s),

@@ -1,7 +1,7 @@
-"""Runs a Python module whose wall clock (`time.time`) is off by the seconds that the file FAULTS_CLOCK holds now.
+"""Runs a Python module with a shifted wall clock: `time.time` adds the seconds in the file FAULTS_CLOCK.
 
-A time namespace moves only the monotonic clocks, and setting the machine's clock would move everybody's. So this is the wall
-clock as Python code reads it (Celery, kombu, Tuna); `datetime.now` and C code see the true one.
+A time namespace shifts only the monotonic clocks, and setting the system clock would affect other processes. So only Python's
+`time.time` is shifted (used by Celery, kombu, Tuna); `datetime.now` and C code see the true time.
 """
 
 from __future__ import annotations

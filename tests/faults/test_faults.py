@@ -1,4 +1,4 @@
-"""2,000 jobs on a cluster while processes, servers, disks and clocks fail: nothing lost, doubled or made up."""
+"""2,000 jobs on a cluster while processes, servers, disks and clocks fail: no result lost, duplicated or invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker accepts a good history and objects to each kind of bad one."""
+"""The checker accepts a correct history and reports each kind of violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the drills brought to light, one by one."""
+"""Regression tests of bugs that fault injection found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tuna.pipeline.results import ResultStream
 
 
 class _Full(FaultLibrary):
-    """The store has room for one item, or goes away after one."""
+    """The artifact store fails with `error` after one item."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

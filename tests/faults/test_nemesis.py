@@ -1,4 +1,4 @@
-"""The nemesis is a function of its seed."""
+"""The fault plan is a deterministic function of its seed."""
 
 from __future__ import annotations
 

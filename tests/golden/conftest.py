@@ -1,4 +1,4 @@
-"""A scene on each database."""
+"""The `scene` fixture, on SQLite and MariaDB."""
 
 from __future__ import annotations
 

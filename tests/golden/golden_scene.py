@@ -1,4 +1,4 @@
-"""A database with sessions whose results may become golden, each with a job, its attempt and its best trial."""
+"""Builder of databases with releasable results: sessions whose results have a job, its attempt and its best trial."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = ("arch", "num_cu", "config_id", "solver_id")
 
 @dataclass
 class Scene:
-    """Makes sessions and golden versions, and looks at what they hold."""
+    """Creates sessions and golden versions, and reads them back."""
 
     engine: sa.Engine
     solvers: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Scene:
         return session
 
     def result(self, session: int, driver: str, solver: str, time_ms: float | None, **values: Any) -> int:
-        """A find-db row with its job, attempt and trial; `state`, `cause`, `ok` spoil these."""
+        """Create a find-db row with its job, attempt and trial; `state`, `cause`, `ok` set those of the latter."""
         state, cause, ok = values.pop("state", "evaluated"), values.pop("cause", None), values.pop("ok", True)
         with self.builder() as build:
             if "code" in values:
@@ -66,25 +66,25 @@ class Scene:
             build.step(job, "eval", 3.0, 2.0, f"MI210 #{session}", worker=f"eval@host-{session}", ok=ok)
             return build.winner(session, config, solver_id, time_ms, job, **values)
 
-    def build(self, version: int, session: int | None = None, base: int | None = None, **wishes: Any) -> BuildReport:
+    def build(self, version: int, session: int | None = None, base: int | None = None, **options: Any) -> BuildReport:
         """Build a version."""
-        wishes = {"overwrite": False} | wishes
-        return build(self.engine, version=version, session_id=session, base_version=base, **wishes)
+        options = {"overwrite": False} | options
+        return build(self.engine, version=version, session_id=session, base_version=base, **options)
 
-    def report(self, version: int, against: int | None = None, **wishes: Any) -> PromotionReport:
+    def report(self, version: int, against: int | None = None, **options: Any) -> PromotionReport:
         """Compare a version with its base, or with `against`."""
         with reading(self.engine) as connection:
-            return report(connection, version, against, **wishes)
+            return report(connection, version, against, **options)
 
-    def report_session(self, session: int, version: int, **wishes: Any) -> PromotionReport:
-        """Compare what a session found with a version."""
+    def report_session(self, session: int, version: int, **options: Any) -> PromotionReport:
+        """Compare a session's results with a version."""
         with reading(self.engine) as connection:
-            return report_session(connection, session, version, **wishes)
+            return report_session(connection, session, version, **options)
 
-    def explain(self, version: int, key: str, **wishes: Any) -> list[Explanation]:
-        """Where the version's entries of `key` come from."""
+    def explain(self, version: int, key: str, **options: Any) -> list[Explanation]:
+        """Provenance of the version's entries of `key`."""
         with reading(self.engine) as connection:
-            return explain(connection, version, key, **wishes)
+            return explain(connection, version, key, **options)
 
     def states(self, library: str = "miopen") -> dict[int, str]:
         """Version -> state."""
@@ -92,7 +92,7 @@ class Scene:
             return {one.version: one.state.value for one in versions(connection, library)}
 
     def entries(self, version: int, library: str = "miopen") -> list[Any]:
-        """The version's entries with names of layer and solver, in order."""
+        """The version's entries with the names of layer and solver, in order."""
         query = (
             sa.select(
                 models.GoldenEntry.__table__,
@@ -122,12 +122,12 @@ class Scene:
         return [tuple(row) for row in self.rows(query)]
 
     def rows(self, query: Any) -> list[Any]:
-        """The rows of a query."""
+        """Rows of a query."""
         with reading(self.engine) as connection:
             return list(connection.execute(query).all())
 
     def execute(self, statement: Any) -> None:
-        """A statement, committed."""
+        """Execute a statement and commit."""
         with writing(self.engine) as connection:
             connection.execute(statement)
 

@@ -1,4 +1,4 @@
-"""What a golden version is built of, case by case."""
+"""Building golden versions: which entries come from the base, the session and the draft."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None
     if time_ms == math.inf and scene.engine.dialect.name != "sqlite":
         return  # MySQL has no infinity
     session = scene.session({(A, ASM): time_ms, (A, GEMM): 1.0})
-    with pytest.raises(NotReleasable, match=rf"Of the 2 results .* 1 have no positive time.*such as {ASM} for "):
+    with pytest.raises(NotReleasable, match=rf"Some of the 2 results .* 1 have no positive time.*such as {ASM} for "):
         scene.build(1, session)
     assert scene.everything() == [[], [], []]
 
@@ -246,7 +246,7 @@ def test_results_from_nowhere_are_refused_and_imported_ones_only_on_demand(scene
     assert (imported.source, imported.worker, imported.device) == ("gfx90a68.HIP.fdb.txt sha256:1f", "", "")
     assert imported.measured_at is None
     assert (measured.source, measured.worker) == (None, f"eval@host-{session}")
-    scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))  # an imported perf db knows only params
+    scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))  # as an imported perf db
     with pytest.raises(NotReleasable, match="1 have no positive time"):
         scene.build(2, session, base=1, allow_imported=True)
 
@@ -301,7 +301,7 @@ def test_a_session_that_is_not_there_or_empty_is_refused(scene: Scene) -> None:
 
 def test_two_results_for_one_layer_and_solver_are_refused(scene: Scene) -> None:
     if scene.engine.dialect.name == "sqlite":
-        return  # its unique key cannot be taken away
+        return  # its unique key cannot be dropped
     session = scene.session({(A, ASM): 1.0})
     row = dict(scene.rows(sa.select(models.FindDb.__table__))[0]._mapping)
     scene.execute(sa.text("ALTER TABLE find_db ADD INDEX other (session_id)"))

@@ -1,4 +1,4 @@
-"""`tuna golden` and `update_golden.py` as they are typed: what they print, and how they end."""
+"""Command lines of `tuna golden` and `update_golden.py`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuna.cli.golden import update_golden_command
 from tuna.cli.main import guarded, tuna
 from tuna.settings import get_settings
 
-#: A command line, its exit code, and what it says.
+#: Command line, exit code, part of the output.
 NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("build", 3), 2, "needs a session, a base version, or both"),
     (("build", 3, "--session-id", 1), 2, "needs a base"),
@@ -115,7 +115,7 @@ def test_the_list_marks_the_current_version(built: TypeIn, two: Scene) -> None:
 
 
 def _lines(ended: Ended) -> list[str]:
-    """The lines of a command that went well, without spaces around them."""
+    """The stripped output lines of a command that succeeded."""
     assert ended.code == 0
     return [line.strip() for line in ended.out.splitlines()]
 
@@ -132,7 +132,7 @@ def test_a_report_by_model_with_a_gate(built: TypeIn) -> None:
     assert built("report", 2, "--max-regression", "10%", "--min-gain", "35%").code == 0
     ended = built("report", 2, "--max-regression", "5%", "--min-gain", "0.5")
     assert ended.code == 1
-    assert ended.out.startswith("golden version 2 of miopen against version 1\n")  # the report comes all the same
+    assert ended.out.startswith("golden version 2 of miopen against version 1\n")  # the report is printed nevertheless
     assert ended.err.count("violated: ") == 2
     assert "violated: the total weighted time shrinks by 35 % instead of shrinking by 50 %" in ended.err
     assert _lines(built("report", 2, "--against", 2))[0].endswith("against version 2")

@@ -1,4 +1,4 @@
-"""A version, or a session, beside a version: who is faster, slower, new, missing, and what a gate says of it."""
+"""Comparison of a version or a session with a version: faster, slower, new and missing layers; the promotion gate."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_changes_say_what_was_there_and_what_is_with_their_origins(scene: Scene)
 
 def test_equal_times_are_neither_faster_nor_slower_though_the_solver_changed(scene: Scene) -> None:
     scene.build(1, scene.session({(A, GEMM): 1.0}))
-    scene.build(2, scene.session({(A, ASM): 1.0}), base=1)  # of equal ones the first by name is the fastest
+    scene.build(2, scene.session({(A, ASM): 1.0}), base=1)  # ties are broken by name
     found = scene.report(2)
     assert _numbers(found.total) == (0, 0, 1, 0, 0)
     assert found.solver_changes == ((GEMM, ASM, 1),)
@@ -104,8 +104,8 @@ def test_a_layer_on_another_device_is_another_layer(scene: Scene) -> None:
 
 
 def test_the_worst_come_first_and_all_of_them_count(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_SHOWN", 1)
-    monkeypatch.setattr(entries, "_IDS_AT_ONCE", 1)
+    monkeypatch.setattr(compare, "_MAX_ITEMS", 1)
+    monkeypatch.setattr(entries, "_IDS_PER_QUERY", 1)
     found = _grown(scene, {A: 1.0, B: 1.0, C: 1.0, D: 1.0}, {A: 1.1, B: 1.5, C: 0.9, D: 0.5})
     assert found.slower_ratios == (1.5, 1.1)
     assert ([c.ratio for c in found.regressions], [c.ratio for c in found.gains]) == ([1.5], [0.5])
@@ -134,7 +134,7 @@ def test_what_is_not_there_is_not_compared(scene: Scene) -> None:
 
 def test_a_layer_may_be_slower_by_just_the_limit(scene: Scene) -> None:
     found = _grown(scene, {A: 2.0, B: 1.0}, {A: 2.1, B: 0.1})
-    assert check_gate(found, 0.05, None) == []  # in spite of binary fractions
+    assert check_gate(found, 0.05, None) == []  # tolerant of binary fractions
     assert len(check_gate(found, 0.0499, None)) == 1
 
 
@@ -184,7 +184,7 @@ def test_a_session_is_compared_as_the_version_that_would_be_built_of_it(scene: S
     ours, theirs = found.regressions[0].after, version.regressions[0].after
     assert (ours.version, theirs.version) == (None, 2)
     assert ours.origin == theirs.origin
-    assert f"after  {ours.solver} [" in "\n".join(found.lines())  # no number: `explain` knows only those of entries
+    assert f"after  {ours.solver} [" in "\n".join(found.lines())  # no number: only golden entries have one
     assert {**ours.as_json(), "id": 0, "version": 0} == {**theirs.as_json(), "id": 0, "version": 0}
 
 
@@ -228,7 +228,7 @@ def test_a_draft_that_is_overwritten_while_it_is_compared_is_no_crash(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if scene.engine.dialect.name == "sqlite":
-        return  # where a reader sees one moment
+        return  # a reader has snapshot isolation there
     scene.build(1, scene.session({(A, ASM): 1.0}))
     scene.build(2, scene.session({(A, ASM): 2.0}), base=1)
     newer = scene.session({(A, ASM): 3.0})

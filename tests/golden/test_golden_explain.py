@@ -1,4 +1,4 @@
-"""A reviewer names an entry or a layer and learns where its numbers come from, and what the base had."""
+"""Explaining an entry or a layer: provenance, and the difference to the base."""
 
 from __future__ import annotations
 

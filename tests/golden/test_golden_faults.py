@@ -1,4 +1,4 @@
-"""A version is there whole or not at all: whatever breaks, whoever else builds, however large it is."""
+"""Atomicity of golden versions: crashes, concurrent builds, many results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuna.db.engine import make_engine, writing
 from tuna.golden import GoldenExists, SessionChanged, promote
 
 ROWS = 20_000
-#: Tens of seconds when nobody else works; a query without its index takes hours.
+#: Tens of seconds on an idle machine; a query without its index takes hours.
 _BUILD_S = 60.0
 _KILLED = """
 import os, signal, sys
@@ -42,13 +42,13 @@ build(engine, version=2, session_id=session, base_version=1, overwrite=True)
 
 
 class Broken(Exception):
-    """Raised in the middle."""
+    """Injected error."""
 
 
 def _on_write(
     engine: sa.Engine, act: Callable[[int, str], None], when: str = "after_cursor_execute"
 ) -> Callable[[], None]:
-    """Call `act(number, statement)` at each writing statement; returns what ends it."""
+    """Call `act(number, statement)` at each writing statement; returns a function that stops it."""
     count = 0
 
     def listen(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -62,7 +62,7 @@ def _on_write(
 
 
 def _versions(scene: Scene) -> int:
-    """Session for version 2; version 1 is there, with kernels."""
+    """Create version 1, with kernels, and a session for version 2; returns the session's id."""
     row = {"time_ms": 1.0, "code": [b"code"]}
     scene.build(1, scene.session({(A, ASM): row, (B, ASM): row, (C, ASM): row}))
     return scene.session({(A, ASM): {"time_ms": 0.5, "code": [b"newer"]}, (A, GEMM): 2.0})
@@ -95,7 +95,7 @@ def test_a_build_that_breaks_at_any_statement_leaves_nothing(scene: Scene, overw
             scene.build(2, session, base=1, overwrite=overwrite)
         stop()
         assert scene.everything() == before
-    assert statements() == (9 if overwrite else 5)  # none was left out above
+    assert statements() == (9 if overwrite else 5)  # all statements were covered above
 
 
 @pytest.mark.parametrize("die_at", [1, 3, 5])
@@ -159,7 +159,7 @@ def test_who_comes_while_the_first_version_is_being_built_is_told_so(scene: Scen
     def hold(number: int, _: str) -> None:
         if number == 1:
             began.set()
-            time.sleep(0.5)  # on MySQL the other now waits for the unique key, on SQLite for the lock
+            time.sleep(0.5)  # on MySQL the other transaction now waits for the unique key, on SQLite for the lock
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -197,7 +197,7 @@ def test_a_promotion_waits_for_an_overwrite_and_judges_what_it_made(scene: Scene
 @pytest.mark.parametrize("column", ["params", "time_ms"])
 def test_results_and_kernels_of_different_moments_are_refused(scene: Scene, column: str) -> None:
     if scene.engine.dialect.name == "sqlite":
-        return  # where nobody else writes meanwhile
+        return  # SQLite has a single writer
     session = scene.session({(A, ASM): {"time_ms": 1.0, "code": [b"old"]}})
     other = make_engine(scene.engine.url.render_as_string(hide_password=False))
 

@@ -1,4 +1,4 @@
-"""From draft to release and back: what is current, what may change, what a gate holds back."""
+"""Promotion and rollback: the current version, immutable versions, the promotion gate."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_each_library_has_a_current_version_of_its_own(scene: Scene) -> None:
     scene.build(1, scene.session({(A, "TvmConvIm2col"): 2.0}, library="tvm"))
     with pytest.raises(BadInput, match="Several libraries have a golden version 1: miopen, tvm") as refusal:
         promote(scene.engine, 1)
-    assert refusal.value.hint == "say which with --library"
+    assert refusal.value.hint == "choose one with --library"
     assert promote(scene.engine, 1, library="tvm").against is None
     assert (_current(scene), _current(scene, "tvm")) == (None, 1)
     with pytest.raises(BadInput, match="No golden version of miopen is promoted"):

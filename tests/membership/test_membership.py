@@ -98,7 +98,7 @@ def test_a_token_lets_one_worker_in_once(
         assert client.ping()
         with pytest.raises((BadInput, ServiceError)):
             join(token.full(), "compile", COMPILER, 2)
-    monkeypatch.setattr("tuna.membership.gate._ANSWERING_S", 0.0)
+    monkeypatch.setattr("tuna.membership.gate._ANSWER_GRACE_S", 0.0)
     admin.delete(f"tuna:{{n}}:join:{token.id}:answer")
     gate.tick()
     assert join_user("n", token.id) not in admin.acl_users(), "the join user is gone once the answer was fetched"
@@ -349,5 +349,5 @@ def test_what_is_not_a_token_is_refused_and_not_repeated(text: str) -> None:
 
 def test_with_nobody_at_the_gate_the_worker_gives_up_in_time(gate: Gate, url: str) -> None:
     token = gate.create_token("compile", 60, url)
-    with pytest.raises(ServiceError, match="Nobody answered"):
+    with pytest.raises(ServiceError, match="No coordinator answered"):
         join(token.full(), "compile", COMPILER, 0.5)

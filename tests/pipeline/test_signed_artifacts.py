@@ -127,7 +127,7 @@ def test_a_worker_without_settings_of_its_own_takes_the_coordinators_store(
     tuna_home: Path, redis_client: redis.Redis
 ) -> None:
     bare = Settings(home=tuna_home, broker_url="redis://h/0")
-    with pytest.raises(StoreAway, match="No coordinator has told"):
+    with pytest.raises(StoreAway, match="No coordinator has published"):
         with_store(redis_client, bare, "n")
     redis_client.set(store_name("n"), "s3://bucket/there")
     assert with_store(redis_client, bare, "n").artifacts_url == "s3://bucket/there"
@@ -152,7 +152,7 @@ def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, m
 
 def test_a_folder_that_no_coordinator_prepared_is_not_the_store(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "mounted").as_uri(), tmp_path)
-    with pytest.raises(StoreAway, match="not there or empty") as error:
+    with pytest.raises(StoreAway, match="does not exist or is empty") as error:
         store.check()
     assert "mounted" in (error.value.hint or "")
     for _ in range(2):

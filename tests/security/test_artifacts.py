@@ -1,4 +1,4 @@
-"""The artifact store: names cannot leave its folder, and what is not what its name says is not handed out."""
+"""The artifact store: no path traversal, and bytes that do not match their digest are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuna.artifacts import Artifacts
 
 @pytest.fixture(params=["file", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
-    """A store in a folder, and one that is not on this machine."""
+    """A local and a remote store."""
     url = (tmp_path / "a").as_uri() if request.param == "file" else f"memory://{tmp_path.name}"
     return Artifacts(url, tmp_path / "cache")
 

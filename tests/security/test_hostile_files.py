@@ -1,4 +1,4 @@
-"""Files from elsewhere: whatever is in them, a command says in one sentence what is wrong, in little memory."""
+"""Hostile input files: each is refused in one sentence, with bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Little = Callable[..., str]
 
 
 def _sparse(path: Path, size: int = 1 << 30) -> Path:
-    """A file of so many bytes that takes no room."""
+    """A sparse file of `size` bytes."""
     with open(path, "wb") as stream:
         stream.truncate(size)
     return path
@@ -45,7 +45,7 @@ from tuna.configs import parse_file
 from tuna.exports import find_db, kernel_db, perf_db, perf_text, tvm_db
 from tuna.exports.database_file import kind_of
 readers = [parse_file, _load, tvm_db._lines, kind_of]
-readers += [lambda path, read=room.read: list(read(path)) for room in (find_db, perf_text, perf_db, kernel_db)]
+readers += [lambda path, read=module.read: list(read(path)) for module in (find_db, perf_text, perf_db, kernel_db)]
 for read in readers:
     try:
         read(Path("big"))
@@ -157,12 +157,9 @@ def test_a_range_of_cores_is_never_a_list_of_billions() -> None:
         parse_cpus("0-4000000000")
 
 
-# -- databases ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture()
 def perf(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A perf db with no rows, open for mischief, in perf.db."""
+    """An empty perf db, perf.db, open for writing."""
     connection = sqlite3.connect(tmp_path / "perf.db", isolation_level=None)
     for statement in perf_db.TABLES:
         connection.execute(statement)
@@ -274,9 +271,6 @@ def test_a_find_db_line_that_is_none_is_refused(tmp_path: Path, item: str) -> No
     path = tmp_path / "x.fdb.txt"
     path.write_text(f"{KEY}={item}\n")
     _refused(lambda: list(find_db.read(path)), "x.fdb.txt:1")
-
-
-# -- TVM's database -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

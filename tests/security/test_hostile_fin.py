@@ -1,4 +1,4 @@
-"""What fin may write: an answer that cannot be fails its own job with a cause, in little memory, and no other."""
+"""Validation of fin's answers: an invalid one fails only its own job, with a cause and bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _entry(**facts: Any) -> dict[str, Any]:
 
 @pytest.fixture()
 def answering(tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """`answering("...")`: what a program that writes this text as its answer makes of one job."""
+    """`answering("...")`: the result of calling a fake fin that writes this text as its answer."""
 
     def call(text: str, jobs: int = 1) -> Any:
         (tmp_path / "answer").write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""What a worker may send: each thing that cannot be is refused with a cause, and the results beside it are kept."""
+"""Validation of worker reports: each invalid result is refused with a cause, and other results are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuna.settings import get_settings
 LIBRARY = get_library("noop")
 DEEP = 100_000
 NAN, INF = float("nan"), float("inf")
-#: Fields of a result that make it impossible, and a word of the cause that is recorded.
+#: Fields that make a result invalid, and a part of the recorded reason.
 IMPOSSIBLE = {
     "a moment that is no number": ({"started_at": NAN}, "finite"),
     "an endless duration": ({"busy_s": INF}, "finite"),
@@ -44,7 +44,7 @@ IMPOSSIBLE = {
     "an endless command": ({"reproduce": "x" * (1 << 21)}, "at most"),
     "a digest that is a path": ({"workload": "../" * 40}, "at most 64"),
 }
-#: Times that no measurement gives: the trial fails, whatever else it says.
+#: Impossible times: the trial fails, whatever its other fields are.
 TIMES = [NAN, INF, -INF, -1.0, 0.0]
 
 

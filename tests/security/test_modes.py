@@ -1,4 +1,4 @@
-"""What other users of the machine can reach: nothing."""
+"""File modes: other users of the machine have no access to Tuna's files and sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuna.workers.launch import LocalWorkers
 def any_home(
     request: pytest.FixtureRequest, tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A TUNA_HOME under the most careless umask there is."""
+    """A TUNA_HOME with umask 0."""
     before = os.umask(0)
     if request.param == "made by Tuna":
         empty_home.rmdir()
@@ -33,7 +33,7 @@ def any_home(
 
 
 def _open_to_others(home: Path) -> list[str]:
-    """What somebody else can open: neither closed itself nor in a closed folder."""
+    """Paths that other users can open: neither private themselves nor in a private directory."""
     found = []
     for path in home.rglob("*"):
         way = [path, *(folder for folder in path.parents if folder == home or home in folder.parents)]

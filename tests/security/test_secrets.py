@@ -1,4 +1,4 @@
-"""A password in a setting is seen by the server that it is for, and by nobody else."""
+"""Passwords in settings reach only their server: not logs, errors, command lines, child processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def set_urls(home: Path, monkeypatch: pytest.MonkeyPatch) -> Set:
 
 @pytest.fixture()
 def guarded_redis() -> Iterator[str]:
-    """URL of a Redis that wants a password."""
+    """URL of a Redis that requires a password."""
     with redis_server("--requirepass", REDIS, host="127.0.0.1") as url:
         yield with_password(url, REDIS)
 

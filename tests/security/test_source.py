@@ -1,4 +1,4 @@
-"""What the source may not contain: ways to run code that came as data, and SQL put together from text."""
+"""Forbidden constructs in the source: execution of data as code, and SQL built from strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("tuna", "migrations", "scripts", "examples", "benchmarks")
-#: Modules that turn bytes into objects or code, or run text in a shell.
+#: Modules that deserialise objects or code, or run shell commands.
 _MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"}
 _MODULES |= {"tarfile", "zipfile", "code", "codeop", "commands", "pty", "xmlrpc", "telnetlib"}
 _BUILTINS = {"eval", "exec", "compile", "__import__"}
@@ -24,7 +24,7 @@ _CALLS = {
     "yaml.unsafe_load",
 }
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
-#: Loads the C library that is loaded already, by its null name; a test below checks that.
+#: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {"tuna/files.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
 _SQL = {
     "execute",
@@ -37,11 +37,11 @@ _SQL = {
     "scalar",
     "scalars",
 }
-#: Statements put together from text, each from names that stand in the source.
+#: Allowed statements built from strings, each from names in the source only.
 _JUSTIFIED = {
     ("tuna/db/engine.py", "_prepare"),  # pragmas from a tuple in the line above
     ("tuna/exports/sqlite_file.py", "create"),  # the same
-    ("tuna/exports/spool.py", "sort_rows"),  # names that the module makes itself
+    ("tuna/exports/spool.py", "sort_rows"),  # names that the module generates
 }
 
 
@@ -52,7 +52,7 @@ def _sources() -> list[Path]:
 
 
 def _name(node: ast.expr) -> str:
-    """`os.system` of a call's function; empty for what is no plain name."""
+    """The dotted name of a called function, such as `os.system`; empty for other expressions."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -61,7 +61,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Every call, with the name of the function that it stands in."""
+    """Every call, with the name of the enclosing function."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Call):
             yield where, node
@@ -112,7 +112,7 @@ def _is(node: ast.expr, value: object) -> bool:
 
 
 def _built(node: ast.expr) -> bool:
-    """Whether the expression puts text together."""
+    """True if the expression builds a string."""
     if isinstance(node, ast.JoinedStr):
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod):
@@ -145,7 +145,7 @@ def test_statements_that_are_put_together_beforehand_are_made_of_constants_of_th
                 first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else None
                 if isinstance(first, ast.Constant) and str(first.value).startswith(words):
                     found.add((file, function.name))
-    assert found <= {*_JUSTIFIED, ("tuna/db/engine.py", "_sqlite_engine")}  # which is around _prepare
+    assert found <= {*_JUSTIFIED, ("tuna/db/engine.py", "_sqlite_engine")}  # encloses _prepare
 
 
 @pytest.mark.parametrize("text", ["f'SELECT {x}'", "'a' + b", "'%s' % b", "'{}'.format(b)", "','.join(b)"])

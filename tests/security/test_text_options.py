@@ -1,4 +1,4 @@
-"""Every text that a command takes: stored as it is or refused in one sentence; never run, never a traceback."""
+"""Every text option of every command: stored verbatim or refused in one sentence; never executed, never a traceback."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NASTY = {
     "nothing": "",
     "a path upwards": "../../../../tmp/x",
 }
-#: What the two kinds of database may take differently.
+#: Differences between the two databases.
 _ON_MARIADB = ("SQL", "10,000 characters")
 _STORED = ("SQL", "patterns", "newlines", "a path upwards")
 LAYERS = """\
 MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F 1
 MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 16 -y 1 -x 1 -F 1
 """
-#: Words that a command needs beside the option that is tried, by the command's name.
+#: Command -> other arguments that it requires.
 _NEEDS: dict[str, dict[str, str]] = {
     "init-session": {"library": "noop", "--label": "x"},
     "import": {"file": "layers.txt", "--tag": "t"},
@@ -54,7 +54,7 @@ _NEEDS: dict[str, dict[str, str]] = {
                        "--framework": "f", "--fw_version": "1"},
     "export_db": {"--session_id": "1", "form": "-f"},
 }  # fmt: skip
-#: Commands whose exit code 1 is an answer, and those that start processes which run until somebody stops them.
+#: Commands whose exit code 1 is a result, and those that run until they are stopped.
 _SAYS_BY_CODE = {"check-db", "doctor"}
 _NOT_RUN = {"worker", "quickstart", "watch"}
 
@@ -95,7 +95,7 @@ def _cases() -> list[tuple[tuple[str, ...], click.Command, click.Parameter]]:
 
 
 def _words(path: tuple[str, ...], command: click.Command, tried: click.Parameter, text: str) -> list[str]:
-    """A command line with `text` in the place of one parameter, and what the command needs in the others."""
+    """A command line with `text` as one parameter and valid values for the other required ones."""
     needs = _NEEDS.get(path[-1], {})
     words = [*path[1:]]
     arguments = []
@@ -134,7 +134,7 @@ def _rows(engine: sa.Engine) -> dict[str, int]:
 
 @pytest.fixture()
 def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Type:
-    """A session with jobs; commands that would wait for workers only say that they were called."""
+    """A session with jobs; commands that would wait for workers are replaced by stubs."""
     (tmp_path / "layers.txt").write_text(LAYERS)
     key = "64-7-7-1x1-64-7-7-1-0x0-1x1-1x1-0-NCHW-FP32-F"
     (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(f"{key}=S:1.5,0,miopenConvolutionFwdAlgoDirect\n")
@@ -152,7 +152,7 @@ def prepared(type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture()
 def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Engine]:
-    """The database of the settings, of either kind."""
+    """The configured database, SQLite or MariaDB."""
     if request.param == "mariadb":
         engine: sa.Engine = request.getfixturevalue("mariadb_engine")
         monkeypatch.setenv("TUNA_DB_URL", engine.url.render_as_string(hide_password=False))

@@ -1,4 +1,4 @@
-"""A double of fin for each test."""
+"""The `fin` fixture: a fin double for each test."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from fin_calls import Fin
 
 @pytest.fixture
 def fin(tmp_path: Path) -> Fin:
-    """The double, with a cache folder of its own."""
+    """The fin double with a private cache directory."""
     return Fin(tmp_path)

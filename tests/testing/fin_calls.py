@@ -1,4 +1,4 @@
-"""Calls of the double of fin, as Tuna calls fin."""
+"""Helpers that call the fin double like Tuna calls fin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuna.testing import fin as fin_module
 
 DOUBLE = Path(fin_module.__file__)
 ABORTED = -6
-#: A 3x3 convolution, all fields as Tuna sends them.
+#: A 3x3 convolution with all fields that Tuna sends.
 CONFIG: dict[str, Any] = {
     **{"cmd": "conv", "spatial_dim": 2, "batchsize": 16, "in_channels": 64, "out_channels": 32, "group_count": 1},
     **{"in_d": 1, "in_h": 28, "in_w": 20, "fil_d": 1, "fil_h": 3, "fil_w": 3, "pad_d": 0, "pad_h": 1, "pad_w": 1},
@@ -30,7 +30,7 @@ LAYOUTS_3D = {"in_layout": "NCDHW", "wei_layout": "NCDHW", "out_layout": "NCDHW"
 
 
 def job(*steps: str, config: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """A job for a gfx908 with 120 compute units, unless it is told otherwise."""
+    """A job for a gfx908 with 120 compute units; `fields` override."""
     number = {"F": 1, "B": 2, "W": 4}
     config = {**CONFIG, **(config or {})}
     device = {"arch": "gfx908:sram-ecc+:xnack-", "num_cu": 120}
@@ -39,7 +39,7 @@ def job(*steps: str, config: dict[str, Any] | None = None, **fields: Any) -> dic
 
 
 class Fin:
-    """The double in a folder of its own."""
+    """The fin double in a private directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,26 +47,26 @@ class Fin:
         self.source, self.target = folder / "in.json", folder / "out.json"
 
     def environment(self, options: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
-        """Nothing but what fin needs."""
+        """The minimal environment of fin."""
         (self.folder / "double.json").write_text(json.dumps(options))
         own = {"TUNA_FIN_DOUBLE": str(self.folder / "double.json"), "MIOPEN_CUSTOM_CACHE_DIR": str(self.cache)}
         return {**own, **env}
 
     def start(self, *jobs: dict[str, Any], env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        """A running fin."""
+        """Start fin without waiting for it."""
         self.source.write_text(json.dumps(jobs))
         command = [sys.executable, "-S", "-E", str(DOUBLE), "-i", str(self.source), "-o", str(self.target)]
         environment = self.environment(options, env or {})
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
     def code(self, *jobs: dict[str, Any], env: dict[str, str] | None = None, **options: Any) -> tuple[int, str]:
-        """The exit code and stderr."""
+        """Run fin; returns exit code and stderr."""
         process = self.start(*jobs, env=env, **options)
         _, errors = process.communicate(timeout=60)
         return process.returncode, errors
 
     def answers(self, *jobs: dict[str, Any], env: dict[str, str] | None = None, **options: Any) -> list[dict[str, Any]]:
-        """What fin answers to each job."""
+        """fin's answer to each job."""
         code, errors = self.code(*jobs, env=env, **options)
         assert code == 0, errors
         first, *rest = json.loads(self.target.read_text())
@@ -74,12 +74,12 @@ class Fin:
         return rest
 
     def answer(self, one: dict[str, Any], env: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
-        """What fin answers to one job."""
+        """fin's answer to one job."""
         (only,) = self.answers(one, env=env, **options)
         return only
 
     def compiled(self, form: str, one: dict[str, Any], env: dict[str, str] | None = None, **options: Any) -> list[Any]:
-        """The entries of a find_compile or a perf_compile."""
+        """The result entries of find_compile or perf_compile."""
         answer = self.answer({**one, "steps": [f"miopen_{form}_compile"]}, env=env, **options)
         entries: list[Any] = answer[f"miopen_{form}_compile_result"]
         return entries
@@ -87,7 +87,7 @@ class Fin:
     def evaluated(
         self, form: str, one: dict[str, Any], entries: list[Any], env: dict[str, str] | None = None, **options: Any
     ) -> list[Any]:
-        """The entries of a find_eval or a perf_eval of what a compile step has sent."""
+        """The result entries of find_eval or perf_eval for the output of a compile step."""
         steps = ["alloc_buf", "fill_buf", f"miopen_{form}_eval"]
         sent = [{"kernel_objects": [], **entry} for entry in entries]
         answer = self.answer({**one, "steps": steps, f"miopen_{form}_compile_result": sent}, env=env, **options)
@@ -96,12 +96,12 @@ class Fin:
 
 
 def succeeded(entries: list[Any]) -> list[Any]:
-    """Those with the reason Success."""
+    """The entries with the reason Success."""
     return [entry for entry in entries if entry.get("reason") == "Success"]
 
 
 def code_of(kernel: dict[str, Any]) -> bytes:
-    """A kernel object's code, checked against its sum and size."""
+    """A kernel object's code, verified against its MD5 and size."""
     code = bz2.decompress(base64.b64decode(kernel["blob"], validate=True))
     assert len(code) == kernel["uncompressed_size"]
     assert hashlib.md5(code, usedforsecurity=False).hexdigest() == kernel["md5_sum"]

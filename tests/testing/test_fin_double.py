@@ -1,4 +1,4 @@
-"""The double of fin by itself: its command line, its steps, its kernels, its crashes."""
+"""The fin double: command line, steps, kernels, crashes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_tuned_params_lead_from_perf_compile_to_find_eval(fin: Fin, direction: s
     (measured,) = fin.evaluated("find", question, [default])
     (tuned,) = fin.evaluated("perf", question, all_kernels)
     assert tuned["time"] <= measured["time"]
-    # As fin's, the workspace and the kernels are those of before tuning.
+    # Like fin's, workspace and kernels are those from before tuning.
     assert tuned["workspace"] == default["workspace"]
     assert tuned["kernel_objects"] == default["kernel_objects"] == measured["kernel_objects"]
     channels = "64x28x20x1x3x3x1x32" if direction == "F" else "32x28x20x1x3x3x1x64"

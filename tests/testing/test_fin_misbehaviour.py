@@ -1,4 +1,4 @@
-"""Every way in which the double of fin can be told to misbehave."""
+"""Fault injection of the fin double."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_two_processes_cannot_share_a_cache(fin: Fin, eventually: Wait) -> None:
     assert f"used by another fin, process {first.pid}" in errors
     first.kill()
     first.communicate()
-    # The lock of a process that was killed is worth nothing.
+    # The lock of a killed process is released.
     assert (fin.cache / LOCK).exists()
     assert second.code(job("miopen_find_compile"), env=shared)[0] == 0
 

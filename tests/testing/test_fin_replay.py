@@ -1,6 +1,6 @@
-"""The double answers what a real fin answered, as far as something that compiles nothing can.
+"""Replay of recorded calls: the fin double answers like a real fin, as far as possible without compiling.
 
-Not replayed, because fin of October 2024 does not run them or does not speak like that any more: `fin_input.json` and
+Not replayed, because fin of October 2024 does not run them or has changed the format: `fin_input.json` and
 `fin_output.json` (2020: no direction, no layouts, pairs for solvers, texts for times), `fin_input_find_compile2`,
 `fin_input_find_kernel`, `fin_input_perf_compile`, `fin_*_perf_eval.trimmed`, `fin_output_perf_compile.trimmed`,
 `tests_fin_input_*` (no direction in the config, `solver_id` for `solver_name`, batch norm in NHWC), and those with the
@@ -26,7 +26,7 @@ RECORDED = [
     *("real_find_compile_gfx906_solvers", "real_find_compile_gfx90a_solvers", "real_find_compile_gfx942_bf16_g4"),
     *("real_find_compile_gfx942_bwd", "real_find_compile_gfx942_fp16_nhwc", "real_find_compile_gfx942_fwd"),
 ]
-#: Of an older fin that speaks the same format; its network_config has no `xDefault` at the end yet.
+#: Recorded with an older fin of the same format, whose network_config lacks the suffix `xDefault`.
 SAMPLES = ["fin_output_applicability", "fin_output_find_compile-1", "fin_output_find_compile-2"]
 DEAD = [
     *("fin_input", "fin_input_find_compile2", "fin_input_find_kernel", "fin_input_perf_compile"),
@@ -39,7 +39,7 @@ def load(name: str) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """The keys and types of a value; a list has the shape of its first element."""
+    """Keys and types of a value; a list is represented by its first element."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     return [shape(item) for item in value[:1]] if isinstance(value, list) else type(value)
@@ -91,7 +91,7 @@ def test_a_recorded_evaluation_with_its_real_kernel(fin: Fin) -> None:
     (our,), (their,) = ours["miopen_find_eval_result"], recorded["miopen_find_eval_result"]
     assert ours["db_key"] == recorded["db_key"]
     assert ours.keys() == recorded.keys()
-    # What the sample does not have came later.
+    # Fields that the sample lacks were added later.
     later = {"kernel_objects", "layout", "data_type", "direction", "bias"}
     assert our.keys() - their.keys() == later
     assert shape({key: our[key] for key in their}) == shape(their)

@@ -1,4 +1,4 @@
-"""A folder that looks like ROCm."""
+"""The fake ROCm installation."""
 
 from __future__ import annotations
 

@@ -72,9 +72,7 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
     try:
         return _gate().create_token(role, ttl_s, reached).full()
     except redis.exceptions.NoPermissionError:
-        raise ServiceError(
-            "This Redis user may not administer users.", hint="see docs/usage.md, Who may work"
-        ) from None
+        raise ServiceError("This Redis user may not administer users.", hint="see docs/usage.md, Membership") from None
 
 
 def list_tokens() -> list[Token]:

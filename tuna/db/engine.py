@@ -1,4 +1,4 @@
-"""Engines and units of work: one way to read, one way to write, on SQLite and on MySQL/MariaDB."""
+"""Database engines and transactions, for SQLite and MySQL/MariaDB."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from tuna.errors import BadInput, DatabaseError, StorageFull
 
 _WRITE = "tuna_write"
-_INLINE_MAX_BYTES = 1 << 17
-#: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back, running it again is right.
+_MIN_FREE_BYTES = 1 << 17
+#: MySQL's 'lock wait timeout' and 'deadlock found': the transaction was rolled back and can be retried.
 _RETRY_CODES = frozenset({1205, 1213})
 #: MySQL's 'disk full' and 'the table is full'.
 _FULL_CODES = frozenset({1021, 1114})
@@ -31,7 +31,7 @@ def make_engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
         if "@" in (parsed.host or ""):
-            raise ValueError("the end of a password would be taken for a host")
+            raise ValueError("an unescaped @ in the password")
         if parsed.get_backend_name() == "sqlite":
             return _sqlite_engine(parsed)
         if parsed.get_backend_name() in ("mysql", "mariadb"):
@@ -55,7 +55,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver would begin transactions late; we begin them ourselves
+        connection.isolation_level = None  # sqlite3 delays BEGIN; `_begin` emits it instead
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
             cursor.execute(f"PRAGMA {pragma}")
@@ -63,7 +63,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # A write that starts as a read and upgrades fails at once when another writer is there; IMMEDIATE waits.
+        # Upgrading a read transaction to a write fails with SQLITE_BUSY without waiting; BEGIN IMMEDIATE waits.
         write = connection.get_execution_options().get(_WRITE)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -85,25 +85,26 @@ def _mysql_engine(url: sa.URL) -> sa.Engine:
 
 @contextlib.contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection for reading."""
-    with _explained(engine), engine.connect() as connection:
+    """A connection for reading; database errors are translated as in `writing`."""
+    with _translated(engine), engine.connect() as connection:
         yield connection
 
 
 @contextlib.contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction for writing: committed at the end, rolled back by an exception."""
-    with _explained(engine), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+    """A transaction: committed at the end, rolled back by an exception. Raises DatabaseError or StorageFull for faults
+    of the server or the disk."""
+    with _translated(engine), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
         yield connection
 
 
 def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """`for attempt in retrying(): with attempt, writing(engine) as connection: ...`, again after a MySQL deadlock."""
+    """Retry after a MySQL deadlock: `for attempt in retrying(): with attempt, writing(engine) as connection: ...`."""
     return iter(stamina.retry_context(on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0))
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether the server went away or does not answer: the transaction was rolled back, and the server may come back."""
+    """True if the connection was lost or refused: the transaction was rolled back and can be retried later."""
     error = error.__cause__ if isinstance(error, DatabaseError) else error
     return isinstance(error, DBAPIError) and (error.connection_invalidated or _code(error) in _OUTAGE_CODES)
 
@@ -117,17 +118,17 @@ def _is_deadlock(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(engine: sa.Engine) -> Iterator[None]:
-    """Turn what a user can act on (no file, no server, no room) into one sentence; leave our own bugs alone."""
+def _translated(engine: sa.Engine) -> Iterator[None]:
+    """Translate errors that a user can act on (no file, no server, disk full) into one sentence; others pass through."""
     try:
         yield
     except DBAPIError as error:
         text = str(error.orig)
         where = engine.url.render_as_string(hide_password=True)
-        if _is_full(error, text) or ("disk I/O error" in text and _no_room(engine)):
+        if _is_full(error, text) or ("disk I/O error" in text and _disk_is_full(engine)):
             raise StorageFull(f"There is no space left for the database {where}.") from error
         if _is_unusable(error, text):
-            raise DatabaseError(f"The database {where} cannot be used: {_last_words(text)}.") from error
+            raise DatabaseError(f"The database {where} cannot be used: {_reason(text)}.") from error
         raise
 
 
@@ -135,17 +136,17 @@ def _is_full(error: DBAPIError, text: str) -> bool:
     return _code(error) in _FULL_CODES or "disk is full" in text or "No space left" in text
 
 
-def _no_room(engine: sa.Engine) -> bool:
-    """SQLite calls it an I/O error when there is not even room for its shared memory."""
-    place = Path(engine.url.database or ".").parent
-    return place.is_dir() and shutil.disk_usage(place).free < _INLINE_MAX_BYTES
+def _disk_is_full(engine: sa.Engine) -> bool:
+    """True if the disk is full; SQLite reports that as an I/O error when it cannot even extend its shared-memory file."""
+    folder = Path(engine.url.database or ".").parent
+    return folder.is_dir() and shutil.disk_usage(folder).free < _MIN_FREE_BYTES
 
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:
     signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write")
-    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}  # no rights, no such database, no such host
+    codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}  # access denied (twice), unknown database, unknown host
     return any(sign in text for sign in signs) or _code(error) in codes
 
 
-def _last_words(text: str) -> str:
+def _reason(text: str) -> str:
     return text.strip().strip("()").rstrip(".")

@@ -1,4 +1,4 @@
-"""The tables. Alembic alone creates them; a test holds these models and the migrations together."""
+"""ORM models of all tables. Only Alembic creates them; a test compares the models with the migrations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
-#: Names compare byte by byte on MySQL too; its default would make tag `A` and tag `a` the same.
+#: Binary collation: MySQL's default is case-insensitive and would make tag `A` and tag `a` equal.
 TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
 
 
@@ -50,16 +50,16 @@ def _library() -> Mapped[Any]:
 
 
 class Installation(Base):
-    """Facts about this database as a whole: one row, whose namespace keeps its Redis keys apart from others'."""
+    """Properties of this database, one row: its namespace in a shared Redis and its artifact signing key."""
 
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = _text(32)
-    secret: Mapped[str] = _text(64)  #: hex; members sign artifacts with it
+    secret: Mapped[str] = _text(64)  #: artifact signing key, hex
 
 
 class Environment(Base):
-    """What makes results comparable; see `libraries.base.Environment`."""
+    """An environment within which results are comparable; see `libraries.base.Environment`."""
 
     __tablename__ = "environment"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -75,7 +75,7 @@ class Environment(Base):
 
 
 class Session(Base):
-    """One tuning effort in one environment, with a reason."""
+    """One tuning run in one environment, with a reason."""
 
     __tablename__ = "session"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -190,7 +190,7 @@ class ConfigTag(Base):
 
 
 class Model(Base):
-    """A network, in one version."""
+    """A neural network, in one version."""
 
     __tablename__ = "model"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -200,7 +200,7 @@ class Model(Base):
 
 
 class Framework(Base):
-    """What a network is written in, in one version."""
+    """A deep-learning framework, in one version."""
 
     __tablename__ = "framework"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -210,18 +210,18 @@ class Framework(Base):
 
 
 class ModelConfig(Base):
-    """A network, in a framework and on so many GPUs, has this config, so often."""
+    """A config of a network, for a framework and a number of GPUs, with its number of occurrences."""
 
     __tablename__ = "model_config"
     model_id: Mapped[int] = mapped_column(ForeignKey("model.id", ondelete="CASCADE"), primary_key=True)
     framework_id: Mapped[int] = mapped_column(ForeignKey("framework.id"), primary_key=True, index=True)
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
     gpu_count: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    weight: Mapped[int]  #: how many lines of the import named it
+    weight: Mapped[int]  #: number of lines of the imported file with this config
 
 
 class Solver(Base):
-    """One implementation that a library has; `valid` is off once a version no longer reports it."""
+    """An implementation of a layer in a library; `valid` is false once a version no longer reports it."""
 
     __tablename__ = "solver"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -232,7 +232,7 @@ class Solver(Base):
     tunable: Mapped[bool]
     dynamic: Mapped[bool]
     valid: Mapped[bool]
-    number: Mapped[int | None]  #: the library's own id of it, such as MIOpen's
+    number: Mapped[int | None]  #: the library's own solver id, such as MIOpen's
     __table_args__ = _table(UniqueConstraint("library", "name"))
 
 
@@ -246,7 +246,7 @@ class SolverApplicability(Base):
 
 
 class Job(Base):
-    """Session × config × solver with the steps it goes through. Only `pipeline.states` decides its state."""
+    """Session × config × solver with its steps. Only `pipeline.states` decides its state."""
 
     __tablename__ = "job"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -254,17 +254,16 @@ class Job(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = _text(255)  #: all steps, comma-separated, in order
-    step: Mapped[str] = _text(64)  #: the step that is next, under way, or was the last
+    step: Mapped[str] = _text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = _text(16)
     reason: Mapped[str] = _text(255)
     options: Mapped[dict[str, Any]]
     attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
     failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
-    #: attempts that failed at this step and do not count, for they were not the job's fault
-    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")
-    ready_at: Mapped[datetime | None]  #: not to be claimed before
+    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")  #: failures that were not the job's fault
+    ready_at: Mapped[datetime | None]  #: earliest time of the next claim
     avoid: Mapped[str | None] = _text(255)  #: worker that failed and should leave the job to others
-    isolate: Mapped[bool] = mapped_column(default=False)  #: was with a worker that died: travels alone from now on
+    isolate: Mapped[bool] = mapped_column(default=False)  #: its worker died: published alone from now on
     chunk: Mapped[str | None] = _text(32, index=True)  #: the lease under which it is in flight
     leased_at: Mapped[datetime | None]
     cause: Mapped[str | None] = _text(32)
@@ -277,7 +276,7 @@ class Job(Base):
 
 
 class StepResult(Base):
-    """One accepted attempt at a step: what happened, where, for how long."""
+    """One accepted attempt at a step: outcome, place, duration."""
 
     __tablename__ = "step_result"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -297,12 +296,12 @@ class StepResult(Base):
 
 
 class Trial(Base):
-    """One candidate of a job: its params, what became of it, every repeat of its measurement."""
+    """One candidate of a job: its params, outcome and every repeat of its measurement."""
 
     __tablename__ = "trial"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
-    number: Mapped[int]  #: index of the candidate within its job
+    number: Mapped[int]  #: candidate index within the job
     params: Mapped[str | None] = mapped_column(LongText)
     artifact: Mapped[str | None] = _text(64)
     cause: Mapped[str | None] = _text(32)
@@ -316,7 +315,7 @@ class Trial(Base):
 
 
 class Kernel(Base):
-    """Bytes that are needed for ever (a winner's code, a problem's text, a config's body), by their SHA-256."""
+    """Bytes that are needed permanently (a winner's code, a problem's text, a config's body), by their SHA-256."""
 
     __tablename__ = "kernel"
     digest: Mapped[str] = _text(64, primary_key=True)
@@ -325,7 +324,7 @@ class Kernel(Base):
 
 
 class FindDb(Base):
-    """The best checked time of a solver for a config in a session, or what an imported database says of it."""
+    """The best verified time of a solver for a config in a session, or an imported database's entry for it."""
 
     __tablename__ = "find_db"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -336,11 +335,11 @@ class FindDb(Base):
     time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
-    algorithm: Mapped[str] = _text(64, default="")  #: as the library named it; empty: the solver's family
-    problem_key: Mapped[str | None] = _text(255)  #: as the library named it, where that is not the config's own
+    algorithm: Mapped[str] = _text(64, default="")  #: as the library reported it; empty: the solver's algorithm
+    problem_key: Mapped[str | None] = _text(255)  #: as the library reported it; NULL: the config's
     trial_number: Mapped[int | None]
     source: Mapped[str | None] = _text(255)  #: the file it was imported from, with its SHA-256
-    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: timed by a stand-in
+    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = _table(UniqueConstraint("session_id", "config_id", "solver_id"))
@@ -353,7 +352,7 @@ class FindDbKernel(Base):
     find_db_id: Mapped[int] = mapped_column(ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
-    name: Mapped[str] = _text(1024)  #: as the library's loader asks for it; empty: exporters give it one
+    name: Mapped[str] = _text(1024)  #: the key under which the library loads it; empty: exporters generate one
     args: Mapped[str] = mapped_column(LongText)
 
 
@@ -372,7 +371,7 @@ class Golden(Base):
 
 
 class GoldenEntry(Base):
-    """One result of a golden version, with where, when and by what it was measured."""
+    """One result of a golden version, with its provenance: session, environment, worker, device, time."""
 
     __tablename__ = "golden_entry"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -397,7 +396,7 @@ class GoldenEntry(Base):
 
 
 class GoldenKernel(Base):
-    """A code object that a golden entry needs; kept whatever becomes of the session."""
+    """A code object that a golden entry needs; kept even if the session's results change."""
 
     __tablename__ = "golden_kernel"
     golden_entry_id: Mapped[int] = mapped_column(ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True)
@@ -408,7 +407,7 @@ class GoldenKernel(Base):
 
 
 class Device(Base):
-    """A device that results were measured on, with the peak that a worker measured on it."""
+    """A device that results were measured on, with its measured peak throughput."""
 
     __tablename__ = "device"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -420,7 +419,7 @@ class Device(Base):
 
 
 class Token(Base):
-    """The right to join once, as a worker of one role, until it expires; only its digest is kept."""
+    """A one-time join token for one worker of one role; only its digest is stored."""
 
     __tablename__ = "token"
     id: Mapped[str] = _text(16, primary_key=True)
@@ -433,13 +432,13 @@ class Token(Base):
 
 
 class Worker(Base):
-    """A worker that joined with a token, and may work as long as its state says so."""
+    """A worker that joined with a token; its state decides whether it has access."""
 
     __tablename__ = "worker"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = _text(128, unique=True)
     token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
-    password: Mapped[str] = _text(64)  #: SHA-256 of its Redis password, which is random
+    password: Mapped[str] = _text(64)  #: SHA-256 (hex) of its random Redis password
     role: Mapped[str] = _text(16)
     host: Mapped[str] = _text(255)
     device: Mapped[str] = _text(255)

@@ -1,4 +1,4 @@
-"""Models and frameworks, and which configs a model has."""
+"""Models and frameworks in SQL, and the configs of each model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Named:
 
 
 def add_model(connection: sa.Connection, model: Named) -> bool:
-    """Store a model; False if it is there already."""
+    """Store a model; False if it exists already."""
     return _add(connection, Model, model)
 
 
 def add_framework(connection: sa.Connection, framework: Named) -> bool:
-    """Store a framework; False if it is there already."""
+    """Store a framework; False if it exists already."""
     return _add(connection, Framework, framework)
 
 
@@ -54,7 +54,7 @@ def _require(connection: sa.Connection, table: type[Model] | type[Framework], it
     if found is None:
         what = table.__tablename__
         there = ", ".join(str(known) for known in _all(connection, table)) or "none yet"
-        raise NotFound(f"There is no {what} {item}.", hint=f"add it with {flags}; there are: {there}")
+        raise NotFound(f"There is no {what} {item}.", hint=f"add it with {flags}; known: {there}")
     return found
 
 
@@ -65,7 +65,7 @@ def _all(connection: sa.Connection, table: type[Base]) -> list[Named]:
 
 
 def ids(connection: sa.Connection, model: Named, framework: Named) -> tuple[int, int]:
-    """Ids of a model and a framework; raises NotFound for one that was not added."""
+    """Ids of a model and a framework; raises NotFound for an unknown one."""
     return (
         _require(connection, Model, model, "--add_model NAME --md_version VERSION"),
         _require(connection, Framework, framework, "--add_framework NAME --fw_version VERSION"),
@@ -75,7 +75,7 @@ def ids(connection: sa.Connection, model: Named, framework: Named) -> tuple[int,
 def set_weights(
     connection: sa.Connection, model_id: int, framework_id: int, gpu_count: int, weights: Mapping[int, int]
 ) -> None:
-    """Say that the model has these configs, each so often; saying it again changes nothing."""
+    """Set how often each config occurs in the model (`weights`: config id -> count); idempotent."""
     rows = [
         {
             "model_id": model_id,
@@ -92,7 +92,7 @@ def set_weights(
 
 
 def models(connection: sa.Connection) -> list[tuple[Named, int]]:
-    """Every model with the number of distinct configs it has."""
+    """Every model with its number of distinct configs."""
     statement = (
         sa.select(Model.name, Model.version, sa.func.count(sa.distinct(ModelConfig.config_id)))
         .outerjoin(ModelConfig, ModelConfig.model_id == Model.id)

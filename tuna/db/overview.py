@@ -1,4 +1,4 @@
-"""What `tuna status` shows, read at once for all sessions. Imports little: the command has to answer within a second."""
+"""Job and failure counts of all sessions for `tuna status`. Imports little: the command has to answer within a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuna.vocabulary import IN_FLIGHT, State
 
 
 def _table(name: str, *columns: str) -> sa.TableClause:
-    """A table by names alone: the models take as long to load as all that is asked here."""
+    """A table without the ORM models: importing them takes as long as all queries here together."""
     return sa.table(name, *map(sa.column, columns))
 
 
@@ -26,7 +26,7 @@ _environment = _table("environment", "id", sa.quoted_name("library", quote=True)
 
 @dataclass(frozen=True)
 class Failure:
-    """Failed attempts of one cause, with the end of an output and a command that repeats it."""
+    """Failed attempts of one cause, with the output tail of the latest and a command that repeats it."""
 
     cause: str
     attempts: int
@@ -36,14 +36,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Overview:
-    """One session."""
+    """Summary of one session."""
 
     session_id: int
     library: str
     reason: str
-    environment: str  #: its key
+    environment: str  #: the environment's key
     arch: str
-    jobs: Mapping[str, int]  #: numbers by state
+    jobs: Mapping[str, int]  #: number of jobs by state
     failures: tuple[Failure, ...]  #: most attempts first
 
     @property
@@ -53,20 +53,20 @@ class Overview:
 
 
 _GROUP = (_job.c.session_id, _job.c.step, _job.c.state)
-#: Grouped as ix_job_claim (session_id, step, state, id) is ordered: one pass over that index alone, no sort.
+#: Grouped in the order of ix_job_claim (session_id, step, state, id): one pass over that covering index, no sort.
 _COUNTS = sa.select(*_GROUP, sa.func.count().label("number")).group_by(*_GROUP)
-_there = sa.select(*_GROUP).group_by(*_GROUP).subquery("there")
-#: The same for MariaDB, which jumps from group to group of that index and counts a range by constants in half the time.
+_groups = sa.select(*_GROUP).group_by(*_GROUP).subquery("groups_found")
+#: The same for MariaDB in half the time: a loose index scan finds the groups, then each is counted as an index range.
 _COUNTS_MYSQL = sa.select(
-    *_there.c,
+    *_groups.c,
     sa.select(sa.func.count())
-    .where(*(column == _there.c[column.key] for column in _GROUP))
-    .correlate(_there)
+    .where(*(column == _groups.c[column.key] for column in _GROUP))
+    .correlate(_groups)
     .scalar_subquery()
     .label("number"),
 )
-#: Index (cause, job_id) of step_result holds all but the session, which the job's primary key gives; good attempts,
-#: the most by far, have no cause and are not touched.
+#: Index (cause, job_id) of step_result covers all but the session, which is looked up by the job's primary key;
+#: successful attempts, by far the most, have no cause and are not read.
 FAILURES = (
     sa.select(
         _job.c.session_id,
@@ -90,20 +90,20 @@ _SESSIONS = (
 
 
 def counts_statement(dialect: str) -> sa.Executable:
-    """Numbers of jobs by session, step and state."""
+    """The query for the number of jobs by session, step and state."""
     return _COUNTS if dialect == "sqlite" else _COUNTS_MYSQL
 
 
 def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
-    """Every session, or the one that is asked for; empty when there is none. Jobs and failures are read side by side."""
+    """Every session, or just `session_id`; empty if there is none. Jobs and failures are read concurrently."""
     with ThreadPoolExecutor(1) as pool, reading(engine) as connection:
-        later = pool.submit(_failures, engine)
+        pending = pool.submit(_failures, engine)
         counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for row in connection.execute(counts_statement(engine.dialect.name)):
             counts[row.session_id][row.state] += row.number
         sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
         rows = connection.execute(sessions).all()
-        failures = later.result()
+        failures = pending.result()
     return [
         Overview(
             session_id=row.id,

@@ -1,4 +1,4 @@
-"""Whether a database has the schema that this version needs, and how it gets it."""
+"""Schema version of a database: check, and upgrade with Alembic."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sqlalchemy.exc import DBAPIError
 from tuna.db.engine import reading
 from tuna.errors import DatabaseError, SchemaError
 
-#: The newest revision in migrations/versions. Kept here so that a check needs no alembic (0.2 s); a test compares.
+#: The newest revision in migrations/versions. Repeated here because importing alembic takes 0.2 s; a test compares.
 HEAD = "0007"
 #: Revisions that `upgrade` can start from, oldest first.
 KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 
 
 def migrations_dir() -> Path:
-    """Folder of the alembic scripts: in the source tree, or as installed."""
+    """Directory of the Alembic scripts, in the source tree or as installed."""
     import tuna_migrations
 
     return Path(next(iter(tuna_migrations.__path__)))
 
 
 def revision(engine: sa.Engine) -> str | None:
-    """The schema revision of the database; None when it is empty. Raises SchemaError for tables that are not Tuna's."""
+    """The schema revision of the database; None if it is empty. Raises SchemaError for tables that are not Tuna's."""
     with reading(engine) as connection:
         tables = set(sa.inspect(connection).get_table_names())
         if "alembic_version" in tables:
@@ -45,7 +45,7 @@ def revision(engine: sa.Engine) -> str | None:
 
 
 def require(engine: sa.Engine, *, embedded: bool) -> None:
-    """Make sure that the schema is current: an embedded database is upgraded, any other is refused with the command."""
+    """Make sure that the schema is current: upgrade an embedded database, raise SchemaError for any other."""
     found = _quick_revision(engine)
     if found == HEAD:
         return
@@ -61,11 +61,11 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
 
 
 def upgrade(engine: sa.Engine) -> None:
-    """Bring the database to HEAD; two processes may call it at once. Raises SchemaError for a newer or foreign one."""
+    """Upgrade the database to HEAD, safe to call concurrently. Raises SchemaError for a newer or foreign schema."""
     from alembic import command
     from alembic.config import Config
 
-    with _only_one(engine):
+    with _upgrade_lock(engine):
         found = revision(engine)
         _refuse_newer(engine, found)
         if found == HEAD:
@@ -78,7 +78,7 @@ def upgrade(engine: sa.Engine) -> None:
 
 
 def _quick_revision(engine: sa.Engine) -> str | None:
-    """The recorded revision without looking at the other tables; None when it cannot be told that way."""
+    """The recorded revision, without inspecting other tables; None if there is none."""
     try:
         with engine.connect() as connection:
             return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
@@ -90,14 +90,14 @@ def _refuse_newer(engine: sa.Engine, found: str | None) -> None:
     if found is not None and found not in KNOWN:
         raise SchemaError(
             f"The database {engine.url.render_as_string(hide_password=True)} has schema {found}, "
-            f"which is newer than this version of Tuna knows ({HEAD}).",
+            f"which is newer than this version of Tuna supports ({HEAD}).",
             hint="install the version of Tuna that wrote it, or a newer one",
         )
 
 
 @contextlib.contextmanager
-def _only_one(engine: sa.Engine) -> Iterator[None]:
-    """A lock that other upgraders of the same database wait for."""
+def _upgrade_lock(engine: sa.Engine) -> Iterator[None]:
+    """Mutual exclusion of concurrent upgrades of the same database."""
     if engine.dialect.name == "sqlite":
         database = engine.url.database
         if not database or database == ":memory:":

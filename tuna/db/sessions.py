@@ -1,4 +1,4 @@
-"""Sessions and their environments in SQL, and the installation they belong to."""
+"""Sessions and environments in SQL, and the installation that they belong to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SessionInfo:
 
 
 def create(connection: sa.Connection, environment: Environment, reason: str) -> tuple[int, bool]:
-    """The id of the session for (environment, reason), and whether it is new."""
+    """Get or create the session for (environment, reason); returns its id and True if it is new."""
     if not reason.strip() or len(reason) > 255:
         raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with -l")
     names = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
@@ -48,7 +48,7 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
 
 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
-    """The session; raises NotFound with the ids there are."""
+    """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
         sa.select(models.Session.reason, models.Environment)
         .join(models.Environment, models.Environment.id == models.Session.environment_id)
@@ -82,10 +82,10 @@ def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int
 
 
 def namespace(connection: sa.Connection) -> str:
-    """What keeps this database's keys apart in a shared Redis."""
+    """The namespace that separates this database's keys from others' in a shared Redis."""
     return connection.execute(sa.select(Installation.namespace)).scalar_one()
 
 
 def secret(connection: sa.Connection) -> str:
-    """The key (hex) with which members of this installation sign artifacts."""
+    """The artifact signing key (hex) of this installation."""
     return connection.execute(sa.select(Installation.secret)).scalar_one()

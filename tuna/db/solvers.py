@@ -1,4 +1,4 @@
-"""Solvers and where they apply, in SQL."""
+"""Solvers and their applicability in SQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH = 5000
 
 
 def update_solvers(connection: sa.Connection, library: Library) -> int:
-    """Store the library's solvers; those it no longer has become invalid. Returns how many it has."""
+    """Store the library's solvers; mark those that it no longer has as invalid. Returns the number of solvers."""
     found = list(library.solvers())
     rows = [
         {
@@ -62,11 +62,11 @@ class StoredSolver:
     kinds: tuple[str, ...]
     tunable: bool
     dynamic: bool
-    number: int | None  #: the library's own id of it
+    number: int | None  #: the library's own solver id
 
 
 def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
-    """The library's valid solvers, by its own ids where it has them, else by name; raises BadInput if there are none."""
+    """The library's valid solvers, ordered by the library's own ids, then by name; raises BadInput if there are none."""
     row = models.Solver
     statement = (
         sa.select(row.id, row.name, row.kinds, row.tunable, row.dynamic, row.number)
@@ -85,7 +85,10 @@ def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
 
 
 def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = ()) -> dict[str, int]:
-    """Ids of the library's valid solvers, or of `names` (or its own numbers); raises NotFound for one that is unknown."""
+    """Ids of the library's valid solvers by name, or only of `names` (which may be the library's own ids).
+
+    Raises NotFound for an unknown one.
+    """
     found = list_solvers(connection, library)
     known = {solver.name: solver.id for solver in found}
     by_number = {str(solver.number): solver.name for solver in found if solver.number is not None}
@@ -103,15 +106,15 @@ def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = (
 
 @dataclass(frozen=True)
 class Applicability:
-    """What an update of the applicability found."""
+    """Summary of an applicability update."""
 
     configs: int
     pairs: int
-    unknown: Mapping[str, int] = field(default_factory=dict)  #: names that are no solver's, with how often they came
+    unknown: Mapping[str, int] = field(default_factory=dict)  #: count by name of solvers that are not in the database
 
 
 def update_applicability(engine: sa.Engine, library: Library, session_id: int, tag: str | None = None) -> Applicability:
-    """Work out which solvers can run which configs, outside of any transaction; stored batch by batch."""
+    """Ask the library which solvers can run which configs; computed outside of transactions, stored in batches."""
     with reading(engine) as connection:
         environment = sessions.get(connection, session_id).environment
         ids = solver_ids(connection, library.name)

@@ -10,29 +10,29 @@ from sqlalchemy.dialects import mysql
 
 
 def utc_now() -> datetime:
-    """The time now, in UTC and aware of it."""
+    """The current time as an aware datetime in UTC."""
     return datetime.now(timezone.utc)
 
 
 def from_epoch(seconds: float) -> datetime | None:
-    """Seconds since the epoch as UTC; None for 0, which stands for 'not known'."""
+    """Seconds since the epoch as UTC; None for 0, which means unknown."""
     return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """A moment in UTC with microseconds. Naive datetimes are refused: they have lost their zone."""
+    """A timestamp in UTC with microseconds. Naive datetimes raise ValueError: their zone is unknown."""
 
     impl = sa.DateTime
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
-        """Microseconds on MySQL too, where the default cuts them off."""
+        """DATETIME(6) on MySQL, whose default truncates to seconds."""
         if dialect.name in ("mysql", "mariadb"):
             return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         return dialect.type_descriptor(sa.DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """UTC without a zone, which is what both databases store."""
+        """Convert to naive UTC, which is what both databases store."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -40,7 +40,7 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
         return value.astimezone(timezone.utc).replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """The stored moment, in UTC."""
+        """Mark the stored value as UTC."""
         return None if value is None else value.replace(tzinfo=timezone.utc)
 
 
@@ -48,7 +48,7 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
 LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 #: Bytes without a practical limit (MySQL's BLOB ends at 64 KiB).
 LongBlob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-#: Double precision: MySQL's FLOAT keeps 6 digits and would change a time on its way to an export.
+#: Double precision: MySQL's FLOAT keeps 6 digits and would round times before they are exported.
 Double: sa.types.TypeEngine[float] = sa.Double()
 #: A 64-bit id; SQLite's rowid needs INTEGER.
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")

@@ -1,4 +1,4 @@
-"""Insert-or-update in bulk, the one statement that SQLite and MySQL spell differently."""
+"""Bulk upsert (insert or update), whose syntax differs between SQLite and MySQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def upsert(
 ) -> None:
     """Insert `rows`; where the unique `key` exists, set `update`, and set `keep_if_null` unless the new value is NULL.
 
-    With nothing to update, an existing row stays as it is.
+    With nothing to update, an existing row is left unchanged.
     """
     if not rows:
         return
@@ -39,6 +39,6 @@ def upsert(
         other = mysql.insert(target)
         values = {name: other.inserted[name] for name in update}
         values |= {name: sa.func.coalesce(other.inserted[name], target.c[name]) for name in keep_if_null}
-        # A self-assignment of the key: unlike INSERT IGNORE it hides no other error.
+        # Assigning the key to itself is a no-op which, unlike INSERT IGNORE, hides no other error.
         statement = other.on_duplicate_key_update(values or {key[0]: target.c[key[0]]})
     connection.execute(statement, list(rows))

@@ -24,18 +24,18 @@ _COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a version was built of."""
+    """Summary of a build: where the version's entries come from."""
 
     library: str
     version: int
     base_version: int | None
     session_id: int | None
     new: bool  #: False: a draft was overwritten
-    entries: int  #: that the version has now
+    entries: int  #: entries of the version after the build
     from_base: int
     from_session: int
-    replaced: int  #: results of the base or of the draft that gave way to newer ones
-    imported: int  #: among `entries`, those that come from a file
+    replaced: int  #: results of the base or of the draft that were replaced by newer ones
+    imported: int  #: those of `entries` that were imported from a file
     kernels: int  #: code objects of `entries`
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class _Plan:
     library: str
     version: int
     base: Version | None
-    draft: Version | None  #: what is overwritten
+    draft: Version | None  #: the version to overwrite; None: a new one
     wanted: Wanted | None
 
 
@@ -70,10 +70,10 @@ def build(
 ) -> BuildReport:
     """Build version `version` of the session's library (or the base's): a new one, or with `overwrite` into a draft.
 
-    All of the base goes in, then the session's results (only configs of `kind`, if given), which replace what is there
-    for the same architecture, number of compute units, config and solver, be they faster or slower. A draft keeps
-    what neither of them replaces. Raises NotFound, GoldenExists, GoldenFrozen, NotReleasable, SessionChanged, BadInput;
-    then nothing was written.
+    Takes all of the base, then the session's results (only configs of `kind`, if given), which replace entries with the
+    same architecture, number of compute units, config and solver, whether faster or slower. A draft keeps entries that
+    neither of them replaces. Raises NotFound, GoldenExists, GoldenFrozen, NotReleasable, SessionChanged, BadInput; then
+    nothing was written.
     """
     if not 0 <= version <= MAX_VERSION:
         raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
@@ -175,31 +175,31 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
     row |= {"base_version": base_version, "created_at": utc_now(), "promoted_at": None}
     try:
         key = connection.execute(sa.insert(Golden).values(**row)).inserted_primary_key
-    except IntegrityError as error:  # somebody else built it since we looked
+    except IntegrityError as error:  # lost a race: it did not exist when the plan was made
         raise GoldenExists(
-            f"The golden version {plan.version} of {plan.library} has just been built by somebody else."
+            f"The golden version {plan.version} of {plan.library} has just been built by another process."
         ) from error
     assert key is not None
     return int(key[0])
 
 
 def _clear(connection: sa.Connection, golden_id: int, newer: sa.Subquery) -> int:
-    """Delete the version's entries that `newer` has too, with their kernels; returns how many."""
+    """Delete the version's entries that `newer` also has, with their kernels; returns the number of entries."""
     entry = aliased(GoldenEntry)
     same = sa.select(entry.id).join(newer, _same(entry, newer.c)).where(entry.golden_id == golden_id).distinct()
-    # MySQL does not delete from a table that it reads, unless through a table of its own.
+    # MySQL cannot delete from a table that the same statement selects from, except through a derived table.
     gone = sa.select(same.subquery("gone").c.id)
     connection.execute(sa.delete(GoldenKernel).where(GoldenKernel.golden_entry_id.in_(gone)))
     return connection.execute(sa.delete(GoldenEntry).where(GoldenEntry.id.in_(gone))).rowcount
 
 
 def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery) -> int:
-    """Add the session's results with their kernels; raises SessionChanged when both are not of one moment."""
+    """Add the session's results with their kernels; raises SessionChanged if the two reads are not consistent."""
     before = _last_id(connection)
     rows = _as_entries(golden_id, result).where(result.c.fault.is_(None)).order_by(result.c.find_db_id)
     try:
         count = _insert_entries(connection, rows)
-    except IntegrityError as error:  # a result that was not there when the draft's were cleared
+    except IntegrityError as error:  # a result was added after `_clear`
         raise SessionChanged from error
     same = sa.and_(
         FindDb.session_id == GoldenEntry.session_id,
@@ -216,7 +216,7 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
             .where(added),
         )
     )
-    # On MySQL each statement sees what was committed before it, so a drain may have come in between.
+    # READ COMMITTED on MySQL: each statement sees the latest commits, so a drain may have happened in between.
     differs = [FindDb.__table__.c[name] != GoldenEntry.__table__.c[name] for name in ("time_ms", "params", "workload")]
     changed = connection.execute(
         sa.select(sa.func.count())
@@ -230,7 +230,7 @@ def _add_session(connection: sa.Connection, golden_id: int, result: sa.Subquery)
 
 
 def _add_base(connection: sa.Connection, golden_id: int, base: sa.Subquery) -> int:
-    """Add the base's entries for which the version has none, with their kernels."""
+    """Add the base's entries that the version does not have yet, with their kernels."""
     before = _last_id(connection)
     entry = aliased(GoldenEntry)
     there = sa.exists().where(entry.golden_id == golden_id, _same(entry, base.c))
@@ -261,7 +261,7 @@ def _insert_entries(connection: sa.Connection, rows: sa.Select[Any]) -> int:
 
 
 def _last_id(connection: sa.Connection) -> int:
-    """Entries that this transaction adds from now on have a larger id."""
+    """The largest id; entries that this transaction inserts afterwards have larger ones."""
     return connection.execute(sa.select(sa.func.coalesce(sa.func.max(GoldenEntry.id), 0))).scalar_one()
 
 

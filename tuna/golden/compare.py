@@ -1,4 +1,4 @@
-"""Compares a golden version or a session with a version, and holds the result against what a promotion asks for.
+"""Compares a golden version or a session with a version, and checks the result against the promotion gate's limits.
 
 A layer here is a config on a device model (architecture and number of compute units); its time is that of its fastest
 solver.
@@ -20,15 +20,16 @@ from tuna.golden.versions import Version, find, of_library
 
 NO_MODEL = "(no model)"
 TOTAL = "total"
-_SHOWN = 20
-_PARAMS_SHOWN = 60
-#: So that 2.1 ms is 5 % more than 2.0 ms in spite of binary fractions.
-_SLACK = 1e-9
+#: Longest list in a report.
+_MAX_ITEMS = 20
+_MAX_PARAMS_CHARS = 60
+#: Tolerance for binary fractions: 2.1 ms has to count as 5 % more than 2.0 ms.
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How a model's layers fare. Times are sums over layers that both sides have, each by its weight."""
+    """A model's layers counted by outcome. Times are sums over layers that both sides have, each times its weight."""
 
     name: str
     faster: int = 0
@@ -41,11 +42,11 @@ class Tally:
 
     @property
     def ratio(self) -> float | None:
-        """Time after by time before; None where there is nothing to compare."""
+        """Time after divided by time before; None if there is nothing to compare."""
         return self.after_ms / self.before_ms if self.before_ms else None
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All fields, JSON-serialisable."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"ratio": self.ratio}
 
 
@@ -58,40 +59,40 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Time after by time before."""
+        """Time after divided by time before."""
         return self.after.time_ms / self.before.time_ms
 
     def lines(self) -> list[str]:
-        """For people: three lines."""
+        """Three lines of text."""
         a, b = self.after, self.before
         device = f"{a.arch} x {a.num_cu}"
         head = f"{(self.ratio - 1) * 100:+8.2f} %  {a.layer}  {device}  {b.time_ms:.6g} -> {a.time_ms:.6g} ms"
         return [head, *(f"      {name} {_short(entry)}" for name, entry in (("before", b), ("after ", a)))]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All fields, JSON-serialisable."""
         return {"ratio": self.ratio, "before": self.before.as_json(), "after": self.after.as_json()}
 
 
 @dataclass(frozen=True)
 class PromotionReport:
-    """A golden version, or what a session found, beside the version that it is compared with."""
+    """A golden version, or a session's results, compared with another version."""
 
     library: str
-    version: int | None  #: None: a session is compared
+    version: int | None  #: None: the subject is a session
     session_id: int | None
-    against: int | None  #: None: nothing to compare with
+    against: int | None  #: the other version; None: there is none
     total: Tally
     models: tuple[Tally, ...]
     regressions: tuple[Change, ...]  #: the worst, worst first
     gains: tuple[Change, ...]  #: the best, best first
     solver_changes: tuple[tuple[str, str, int], ...]  #: fastest solver before, after, for how many layers
-    missing_layers: tuple[Entry, ...]  #: some of the layers that only the other version has
+    missing_layers: tuple[Entry, ...]  #: the first few of the layers that only the other version has
     slower_ratios: tuple[float, ...] = field(default=(), repr=False)  #: of every slower layer, largest first
-    left_out: int = 0  #: results of the session that cannot become golden and are not compared
+    left_out: int = 0  #: results of the session that are not releasable and therefore not compared
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as lines of text."""
         other = f"version {self.against}" if self.against is not None else "nothing: it has no base"
         subject = f"session {self.session_id}" if self.version is None else f"golden version {self.version}"
         found = [f"{subject} of {self.library} against {other}", ""]
@@ -111,7 +112,7 @@ class PromotionReport:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The report for programs."""
+        """The report, JSON-serialisable."""
         return {
             "library": self.library,
             "version": self.version,
@@ -161,7 +162,7 @@ def report(
 def report_session(
     connection: sa.Connection, session_id: int, version: int, library: str | None = None
 ) -> PromotionReport:
-    """Compare what a session found with what a version has for the session's device model.
+    """Compare a session's results with a version's entries for the session's device model.
 
     Raises NotFound, or BadInput when the session does not belong to `library`.
     """
@@ -176,7 +177,7 @@ def report_session(
 
 
 def compare(connection: sa.Connection, subject: Version, other: Version | None) -> PromotionReport:
-    """Compare a version with another one."""
+    """Compare a version with another one, or with nothing."""
     sides = [_Side(one.library, entries.of_version(one), one.version) for one in (subject, other) if one is not None]
     return _compare(connection, *sides)
 
@@ -189,9 +190,9 @@ def _compare(connection: sa.Connection, subject: _Side, other: _Side | None = No
     ratios = {layer: after[layer].time_ms / before[layer].time_ms for layer in both}
     slower = sorted((layer for layer in both if ratios[layer] > 1), key=lambda layer: -ratios[layer])
     faster = sorted((layer for layer in both if ratios[layer] < 1), key=lambda layer: ratios[layer])
-    shown = [*slower[:_SHOWN], *faster[:_SHOWN]]
+    shown = [*slower[:_MAX_ITEMS], *faster[:_MAX_ITEMS]]
     new = entries.read(connection, subject.rows, [after[layer].id for layer in shown])
-    gone = [*shown, *lost[:_SHOWN]]
+    gone = [*shown, *lost[:_MAX_ITEMS]]
     old = entries.read(connection, other.rows, [before[layer].id for layer in gone]) if other is not None else {}
     changes = {layer: Change(old[before[layer].id], new[after[layer].id]) for layer in shown}
     pairs = Counter((before[x].solver, after[x].solver) for x in both if before[x].solver != after[x].solver)
@@ -203,23 +204,23 @@ def _compare(connection: sa.Connection, subject: _Side, other: _Side | None = No
         against=other.version if other is not None else None,
         total=total,
         models=models,
-        regressions=tuple(changes[layer] for layer in slower[:_SHOWN]),
-        gains=tuple(changes[layer] for layer in faster[:_SHOWN]),
+        regressions=tuple(changes[layer] for layer in slower[:_MAX_ITEMS]),
+        gains=tuple(changes[layer] for layer in faster[:_MAX_ITEMS]),
         solver_changes=tuple((*pair, count) for pair, count in sorted(pairs.items(), key=lambda x: (-x[1], x[0]))),
-        missing_layers=tuple(old[before[layer].id] for layer in lost[:_SHOWN]),
+        missing_layers=tuple(old[before[layer].id] for layer in lost[:_MAX_ITEMS]),
         slower_ratios=tuple(ratios[layer] for layer in slower),
     )
 
 
 def check_gate(report: PromotionReport, max_regression: float | None, min_gain: float | None) -> list[str]:
-    """What the version violates, a sentence each; both limits are fractions (0.05 is 5 %), None asks for nothing.
+    """Violations of the promotion gate, one clause each; both limits are fractions (0.05 is 5 %), None: no limit.
 
-    `max_regression`: no layer may be slower by more, and none may be missing. `min_gain`: the total weighted time must
-    shrink by at least so much.
+    `max_regression`: no layer may be slower by more than this, and none may be missing. `min_gain`: the total weighted
+    time must shrink by at least this.
     """
     violations: list[str] = []
     if max_regression is not None:
-        count = sum(ratio > 1 + max_regression + _SLACK for ratio in report.slower_ratios)
+        count = sum(ratio > 1 + max_regression + _TOLERANCE for ratio in report.slower_ratios)
         if count:
             worst = report.regressions[0]
             violations.append(
@@ -236,14 +237,14 @@ def check_gate(report: PromotionReport, max_regression: float | None, min_gain: 
         ratio = report.total.ratio
         if ratio is None:
             violations.append("there is no layer to measure a gain on: no version to compare with has one of these")
-        elif 1 - ratio < min_gain - _SLACK:
+        elif 1 - ratio < min_gain - _TOLERANCE:
             shrinks = f"shrinks by {_percent(1 - ratio)}" if ratio <= 1 else f"grows by {_percent(ratio - 1)}"
             violations.append(f"the total weighted time {shrinks} instead of shrinking by {_percent(min_gain)}")
     return violations
 
 
 def _fastest(connection: sa.Connection, rows: sa.Subquery) -> dict[_Layer, _Fastest]:
-    """The fastest entry of each layer; of equal ones the solver that comes first by name."""
+    """The fastest entry of each layer; ties are broken by the solver's name."""
     layer = (rows.c.arch, rows.c.num_cu, rows.c.config_id)
     rank = sa.func.row_number().over(partition_by=layer, order_by=(rows.c.time_ms, Solver.name))
     ranked = (
@@ -265,21 +266,24 @@ def _tallies(
         old, new = before.get(layer), after.get(layer)
         shares = weights.get(layer.config_id) or {NO_MODEL: 1}
         for name, weight in [*shares.items(), (TOTAL, sum(shares.values()))]:
-            counts[name][_fate(old, new)] += 1
+            counts[name][_outcome(old, new)] += 1
             if old and new:
                 times[name][0] += old.time_ms * weight
                 times[name][1] += new.time_ms * weight
     tallies = {
         name: Tally(
-            name, before_ms=times[name][0], after_ms=times[name][1], **{str(fate): n for fate, n in fates.items()}
+            name,
+            before_ms=times[name][0],
+            after_ms=times[name][1],
+            **{str(outcome): n for outcome, n in outcomes.items()},
         )
-        for name, fates in counts.items()
+        for name, outcomes in counts.items()
     }
     total = tallies.pop(TOTAL, Tally(TOTAL))
     return total, tuple(sorted(tallies.values(), key=lambda tally: (tally.name == NO_MODEL, tally.name)))
 
 
-def _fate(old: _Fastest | None, new: _Fastest | None) -> str:
+def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "missing"
     return "equal" if new.time_ms == old.time_ms else ("faster" if new.time_ms < old.time_ms else "slower")
@@ -314,6 +318,6 @@ def _percent(fraction: float) -> str:
 
 
 def _short(entry: Entry) -> str:
-    params = entry.params if len(entry.params) <= _PARAMS_SHOWN else entry.params[:_PARAMS_SHOWN] + "..."
+    params = entry.params if len(entry.params) <= _MAX_PARAMS_CHARS else entry.params[:_MAX_PARAMS_CHARS] + "..."
     number = f"#{entry.id} " if entry.version is not None else ""
     return f"{number}{entry.solver} [{params}]; {entry.origin}"

@@ -1,4 +1,4 @@
-"""Results, of golden versions and of sessions, with everything that is known of them."""
+"""Entries: results of golden versions and of sessions, each with its provenance."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tuna.golden.errors import ResultsChanged
 from tuna.golden.results import Wanted
 from tuna.golden.versions import Version
 
-_IDS_AT_ONCE = 500
-#: Columns of golden_entry by which a version has a result once.
+_IDS_PER_QUERY = 500
+#: Columns of golden_entry that are unique within a version.
 KEY = ("arch", "num_cu", "config_id", "solver_id")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One result of a golden version or of a session, and where it comes from."""
+    """One result of a golden version or of a session, with its provenance."""
 
     id: int  #: of the golden entry, or of the row of find_db
     version: int | None  #: None: a result of a session
     layer: str
     config_key: str
-    problem_key: str  #: MIOpen's name of the layer; empty where it has none
+    problem_key: str  #: MIOpen's key of the layer; empty if it has none
     arch: str
     num_cu: int
     solver: str
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in one line."""
+        """Provenance in one line."""
         built = f"session {self.session_id} ({self.reason}), library {self.library_version}, {self.toolchain}"
         if self.source:
             return f"{built}, imported from {self.source}"
@@ -55,13 +55,13 @@ class Entry:
         return f"{built}, measured {when} by {self.worker or '?'} on {self.device or 'its device'}"
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All fields, JSON-serialisable."""
         document = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return document | {"measured_at": self.measured_at.isoformat() if self.measured_at else None}
 
 
 def of_version(version: Version, arch: str | None = None, num_cu: int | None = None) -> sa.Subquery:
-    """The version's entries, under the names of golden_entry's columns; of one device model, if one is given."""
+    """The version's entries with golden_entry's column names; only those of one device model, if one is given."""
     query = sa.select(GoldenEntry.__table__, sa.literal(version.version).label("version"))
     query = query.where(GoldenEntry.golden_id == version.id)
     if arch is not None:
@@ -70,7 +70,7 @@ def of_version(version: Version, arch: str | None = None, num_cu: int | None = N
 
 
 def of_session(wanted: Wanted) -> sa.Subquery:
-    """The session's results that may become golden, under the names of golden_entry's columns."""
+    """The session's releasable results with golden_entry's column names."""
     result = results.select(wanted)
     columns = [column for column in result.c if column.name not in ("find_db_id", "fault")]
     query = sa.select(result.c.find_db_id.label("id"), sa.null().label("version"), *columns)
@@ -78,7 +78,7 @@ def of_session(wanted: Wanted) -> sa.Subquery:
 
 
 def read(connection: sa.Connection, rows: sa.Subquery, ids: Iterable[int]) -> dict[int, Entry]:
-    """Those of `rows` (made by `of_version` or `of_session`) with these ids; raises ResultsChanged if one has gone."""
+    """The entries with these ids in `rows` (from `of_version` or `of_session`); raises ResultsChanged if one is gone."""
     wanted = sorted(set(ids))
     found: dict[int, Entry] = {}
     query = _query(rows)
@@ -111,5 +111,5 @@ def _query(rows: sa.Subquery) -> sa.Select[Any]:
 
 
 def _slices(ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ids), _IDS_AT_ONCE):
-        yield ids[start : start + _IDS_AT_ONCE]
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]

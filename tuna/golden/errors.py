@@ -1,4 +1,4 @@
-"""What can be wrong with a golden version."""
+"""Errors of golden versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GoldenFrozen(BadInput):
 
 
 class NotReleasable(BadInput):
-    """Results of the session cannot become golden: they were not measured, or nobody knows where they come from."""
+    """Results of the session cannot become golden: they were not measured, or their origin is unknown."""
 
 
 class SessionChanged(TunaError):
@@ -34,6 +34,6 @@ class ResultsChanged(TunaError):
 
 
 class GateViolated(TunaError):
-    """The golden version does not fulfil what its promotion asks for."""
+    """The golden version violates the limits of its promotion."""
 
     hint = "look at: tuna golden report VERSION"

@@ -1,4 +1,4 @@
-"""Answers the reviewer: where does this entry of a golden version come from, and what was there before?"""
+"""Provenance of a golden version's entries, and their difference to the base version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """What became of the base's entry, in one sentence."""
+        """How the entry relates to the base's, in one sentence."""
         if self.base_version is None:
             return "the version has no base"
         if self.base is None:
@@ -49,7 +49,7 @@ class Explanation:
         return f"replaced that of version {self.base_version} (#{self.base.id}): {', '.join(self.changes)}"
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The explanation as lines of text."""
         e = self.entry
         found = [f"#{e.id} in version {e.version}: {e.layer} on {e.arch} x {e.num_cu}, {e.solver}"]
         found += [f"  config key  {e.config_key}", f"  problem key {e.problem_key or '-'}"]
@@ -60,7 +60,7 @@ class Explanation:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The explanation, JSON-serialisable."""
         before = self.base.as_json() | {"kernels": list(self.base_kernels)} if self.base else None
         return {
             "entry": self.entry.as_json() | {"kernels": list(self.kernels)},
@@ -74,9 +74,9 @@ class Explanation:
 def explain(
     connection: sa.Connection, version: int, key: str, solver: str | None = None, library: str | None = None
 ) -> list[Explanation]:
-    """Every entry of the version that `key` names: an entry's id, a layer's key, problem key, label or driver command.
+    """Every entry of the version that matches `key`: an entry's id, a layer's key, problem key, label or driver command.
 
-    Ordered by device, layer and time. Raises NotFound when there is none.
+    Ordered by device, layer and time. Raises NotFound if there is none.
     """
     subject = find(connection, version, library)
     query = sa.select(GoldenEntry.id).where(GoldenEntry.golden_id == subject.id, _named(key))

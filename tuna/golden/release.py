@@ -22,9 +22,9 @@ def promote(
     min_gain: float | None = None,
     library: str | None = None,
 ) -> PromotionReport:
-    """Release a draft if it passes the gate against what is released now, or against its base if nothing is.
+    """Release a draft if it passes the gate against the current version, or against its base if there is none.
 
-    Raises NotFound, GoldenFrozen for a version that was promoted before, GateViolated with what it violates.
+    Raises NotFound, GoldenFrozen for a version that was promoted before, GateViolated with the violations.
     """
     for attempt in retrying():
         with attempt, writing(engine) as connection:

@@ -1,4 +1,4 @@
-"""What a session offers for a golden version: its results with where they come from, or why one cannot be released."""
+"""A session's results as candidates for a golden version: their provenance, or why one is not releasable."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from tuna.golden.errors import NotReleasable
 
 #: `pipeline.states.State.EVALUATED`; a test compares.
 EVALUATED = "evaluated"
-#: Larger than any time, smaller than infinity, which SQLite can hold.
-_LONGEST_MS = 1e300
-#: What is wrong with a result: what to say of so many, and what to do. The first that fits counts.
+#: Upper bound of a time: excludes infinity, which SQLite can store.
+_MAX_TIME_MS = 1e300
+#: Fault -> (predicate of the error sentence, what to do), in order of precedence.
 _FAULTS = {
     "environment": (
         "come from an environment without library version or toolchain",
         "tune in a session whose environment is complete",
     ),
-    "time": ("have no positive time, so nobody measured them", "measure these layers: load jobs for them, then run"),
+    "time": ("have no positive time, so they were not measured", "measure these layers: load jobs for them, then run"),
     "origin": ("have neither a job nor a file they were imported from", "measure these layers in a session"),
     "simulated": (
         "were timed by a stand-in, not by a device",
         "tune on a machine with the device, without TUNA_SIMULATED",
     ),
-    "imported": ("were imported, not measured", "to release them all the same, add --allow_imported"),
-    "job": ("belong to jobs that are not evaluated", "work through the session first: tuna run"),
-    "trial": ("rest on a candidate that failed when it was last measured", "measure these layers again"),
+    "imported": ("were imported, not measured", "to release them nevertheless, add --allow_imported"),
+    "job": ("belong to jobs that are not evaluated", "finish the session first: tuna run"),
+    "trial": ("come from a candidate that failed when it was last measured", "measure these layers again"),
     "attempt": ("have no record of the attempt that measured them", "measure these layers again"),
 }
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results of a session."""
+    """A selection of a session's results."""
 
     session_id: int
-    kind: str | None = None  #: only configs of this kind
+    kind: str | None = None  #: only configs of this kind; None: all
     allow_imported: bool = False
 
 
@@ -55,23 +55,23 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
 
 
 def select(wanted: Wanted) -> sa.Subquery:
-    """The results under the names of golden_entry's columns, with `find_db_id` and `fault`, NULL for what may be released.
+    """The results with golden_entry's column names, plus `find_db_id` and `fault` (NULL: releasable).
 
-    Served by find_db's unique index and, for each row, by those of step_result (job, step, attempt) and trial.
+    Uses find_db's unique index and, for each row, those of step_result (job, step, attempt) and trial.
     """
     attempt = aliased(StepResult)
-    # A claim raises the attempt, so the largest is the latest. Of an evaluated job `step` is its last, on the device.
+    # A claim increments the attempt, so the largest is the latest. An evaluated job's `step` is its last, on the device.
     latest = (
         sa.select(sa.func.max(attempt.attempt))
         .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
-        # Right after a bulk load MariaDB 11 does not yet know how good this index is, and would read all of the table.
-        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")  # SQLite is not given it
+        # Right after a bulk load MariaDB 11 has no statistics for this index and would scan the whole table.
+        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")  # not rendered for SQLite
         .correlate(Job)
         .scalar_subquery()
     )
     measured = sa.and_(StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest)
     best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
-    # An imported row vouches for nothing but its file, even if a job has been there before.
+    # An imported row's only provenance is its file, even if a job produced a result for the same key before.
     imported = sa.func.coalesce(FindDb.source, "") != ""
     query = (
         sa.select(
@@ -113,7 +113,7 @@ def _unless(imported: sa.ColumnElement[bool], column: Any, otherwise: Any) -> sa
 
 def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[Any]:
     known = sa.and_(Environment.library_version != "", Environment.toolchain != "")
-    possible = sa.and_(FindDb.time_ms > 0, FindDb.time_ms < _LONGEST_MS)
+    possible = sa.and_(FindDb.time_ms > 0, FindDb.time_ms < _MAX_TIME_MS)
     return sa.case(
         (sa.not_(known), "environment"),
         (sa.or_(FindDb.time_ms.is_(None), sa.not_(possible)), "time"),
@@ -128,7 +128,7 @@ def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[An
 
 
 def check(connection: sa.Connection, wanted: Wanted) -> None:
-    """Raise unless there are results and all of them may be released."""
+    """Raise BadInput if there are no results, NotReleasable unless all of them are releasable."""
     result = select(wanted)
     found = connection.execute(
         sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(result.c.fault)
@@ -143,20 +143,20 @@ def check(connection: sa.Connection, wanted: Wanted) -> None:
         ordered = [(_FAULTS[fault], *faults[fault]) for fault in _FAULTS if fault in faults]
         what = "; ".join(f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered)
         raise NotReleasable(
-            f"Of the {total} results of session {wanted.session_id}{of_kind} some cannot become golden: {what}.",
+            f"Some of the {total} results of session {wanted.session_id}{of_kind} cannot become golden: {what}.",
             hint="; ".join(todo for (_, todo), _, _ in ordered),
         )
 
 
 def refused(connection: sa.Connection, wanted: Wanted) -> int:
-    """How many of the results cannot be released."""
+    """The number of results that are not releasable."""
     result = select(wanted)
     query = sa.select(sa.func.count()).select_from(result).where(result.c.fault.is_not(None))
     return connection.execute(query).scalar_one()
 
 
 def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
-    """The unique key rules them out; a release is worth a second look."""
+    """Raise NotReleasable for duplicates; a guard against a database that lost its unique key."""
     twice = connection.execute(
         sa.select(sa.func.count(), sa.func.min(result.c.find_db_id))
         .group_by(result.c.config_id, result.c.solver_id)
@@ -172,7 +172,7 @@ def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:
 
 
 def _name(connection: sa.Connection, find_db_id: int) -> str:
-    """The layer and the solver of a result, as an example."""
+    """The layer and the solver of a result, as an example for an error sentence."""
     row = connection.execute(
         sa.select(Config.label, Solver.name)
         .select_from(FindDb)

@@ -1,4 +1,4 @@
-"""Golden versions by number: which there are, in which state, and which one is current."""
+"""Golden versions in SQL: list, find, current one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_VERSION = 2**31 - 1
 
 
 class GoldenState(str, Enum):
-    """How far a golden version is."""
+    """Lifecycle of a golden version."""
 
     DRAFT = "draft"  #: may still be overwritten
     PROMOTED = "promoted"  #: released; never changes
@@ -35,7 +35,7 @@ class Version:
     base_version: int | None
     created_at: datetime
     promoted_at: datetime | None
-    entries: int = 0  #: counted by `versions` only
+    entries: int = 0  #: set by `versions` only
 
     def __str__(self) -> str:
         return f"golden version {self.version} of {self.library}"
@@ -54,25 +54,26 @@ def versions(connection: sa.Connection, library: str | None = None) -> list[Vers
 
 
 def of_library(connection: sa.Connection, library: str, *, lock: bool = False) -> list[Version]:
-    """The library's versions in order, without counts; locked, nobody else builds, promotes or rolls back meanwhile."""
+    """The library's versions by number, without entry counts; `lock`: SELECT FOR UPDATE, so that no other process
+    builds, promotes or rolls back meanwhile."""
     query = sa.select(*_COLUMNS).where(Golden.library == library).order_by(Golden.version)
     return [_version(row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
 def find(connection: sa.Connection, version: int, library: str | None = None) -> Version:
-    """The version with this number; raises NotFound, or BadInput when several libraries have it and none is named."""
+    """The version with this number; raises NotFound, or BadInput if several libraries have it and none is given."""
     there = [_version(row) for row in connection.execute(sa.select(*_COLUMNS).order_by(Golden.library, Golden.version))]
     mine = [one for one in there if one.version == version and library in (None, one.library)]
     if not mine:
         raise missing(version, library, there)
     if len(mine) > 1:
         names = ", ".join(one.library for one in mine)
-        raise BadInput(f"Several libraries have a golden version {version}: {names}.", hint="say which with --library")
+        raise BadInput(f"Several libraries have a golden version {version}: {names}.", hint="choose one with --library")
     return mine[0]
 
 
 def missing(version: int, library: str | None, there: Iterable[Version]) -> NotFound:
-    """The error for a version that does not exist, with those that do."""
+    """The error for a version that does not exist; its hint lists those that do."""
     ours = [one for one in there if library in (None, one.library)]
     known = ", ".join(str(one.version) if library else f"{one.version} of {one.library}" for one in ours) or "none yet"
     what = f"golden version {version}" + (f" of {library}" if library else "")
@@ -80,7 +81,7 @@ def missing(version: int, library: str | None, there: Iterable[Version]) -> NotF
 
 
 def current(there: Iterable[Version]) -> Version | None:
-    """Of one library's versions the one that was promoted last and not withdrawn."""
+    """The version that was promoted last and is not withdrawn, of one library's."""
     promoted = [one for one in there if one.state is GoldenState.PROMOTED]
     return max(promoted, key=lambda one: (one.promoted_at or one.created_at, one.version), default=None)
 

@@ -1,1 +1,1 @@
-"""Who may work: tokens, joining, the gate, heartbeats, what a worker is told to do."""
+"""Worker membership: join tokens, access control in Redis, heartbeats, cordon and drain."""

@@ -2,10 +2,10 @@
 
 Keys, under `tuna:{<namespace>}:` but for the first:
 
-    tuna:namespaces  set     the namespaces that coordinators work for: a worker that has had no chunk yet knows of no
-                             database, so it shows itself to all
-    signing          string  the key for artifacts, for workers that were not told it when they joined
-    store            string  for the same, the URL of the artifacts; empty where Redis holds them
+    tuna:namespaces  set     the namespaces of all coordinators: a worker that has had no chunk yet does not know which
+                             database it serves, so it sends heartbeats to all of them
+    signing          string  the artifact signing key, for workers that did not get it on joining
+    store            string  the artifact store URL, for the same workers; empty if Redis holds the artifacts
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NAMESPACES_KEY = "tuna:namespaces"
 
 
 def signing_key_name(namespace: str) -> str:
-    """Where workers that did not join, and so may read all of Redis, find the key for artifacts."""
+    """Redis key of the artifact signing key; for workers that did not join with a token, which may read all of Redis."""
     return f"tuna:{{{namespace}}}:signing"
 
 
 def signing_key(client: redis.Redis, settings: Settings, namespace: str) -> str:
-    """The key (hex) with which this worker signs artifacts."""
+    """The artifact signing key (hex) of this worker; empty if neither the settings nor Redis have one."""
     if settings.artifacts_key:
         return settings.artifacts_key.get_secret_value()
     found = client.get(signing_key_name(namespace))
@@ -34,25 +34,27 @@ def signing_key(client: redis.Redis, settings: Settings, namespace: str) -> str:
 
 
 def store_name(namespace: str) -> str:
-    """Where the same workers find where artifacts are."""
+    """Redis key of the artifact store URL, for the same workers."""
     return f"tuna:{{{namespace}}}:store"
 
 
 def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
-    """The settings, with the coordinators' store of artifacts unless they name one or their owner was told all on joining.
+    """The settings with the coordinators' artifact store, unless they name one or came with a join token.
 
-    Raises StoreAway when no coordinator has told yet.
+    Raises StoreAway if no coordinator has published its store yet.
     """
     if settings.artifacts_url or settings.artifacts_key:
         return settings
     found = client.get(store_name(namespace))
     if not isinstance(found, bytes):
-        raise StoreAway("No coordinator has told where the artifacts are.", hint="start one, of this version of Tuna")
+        raise StoreAway(
+            "No coordinator has published its artifact store.", hint="start a coordinator of this version of Tuna"
+        )
     return settings.model_copy(update={"artifacts_url": found.decode() or None})
 
 
 def namespaces(client: redis.Redis, settings: Settings) -> list[str]:
-    """The databases that this process works for, as far as Redis tells."""
+    """Namespaces of the databases that this process works for: the configured one, else all published in Redis."""
     if settings.namespace:
         return [settings.namespace]
     return sorted(name.decode() for name in cast(set[bytes], client.smembers(NAMESPACES_KEY)))

@@ -1,4 +1,4 @@
-"""Whether this machine may work for a session: a result counts only in the environment that it was asked for."""
+"""Checks that this machine's environment matches a session's: results are comparable only within one environment."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tuna.libraries.base import Environment
 from tuna.libraries.registry import get_library
 from tuna.queues import queue_name
 
-_WORDS = {"arch": "architecture", "num_cu": "compute units", "library_version": "library version"}
+_FIELD_LABELS = {"arch": "architecture", "num_cu": "compute units", "library_version": "library version"}
 
 
 def session_text(session_id: int, environment: Environment) -> str:
-    """A session's environment as text that a worker, which sees no database, is started with."""
+    """A session's environment as JSON; a worker gets it on its command line because it has no database access."""
     return json.dumps({"session": session_id, "environment": dataclasses.asdict(environment)})
 
 
 def session_queue(text: str, *, on_device: bool) -> str:
-    """The queue of the session that `session_text` described; raises BadInput with what is different here."""
+    """The queue of the session in `text` (from `session_text`); raises BadInput with the differences to this machine."""
     read = json.loads(text)
     wanted = Environment(**read["environment"])
     library = get_library(wanted.library)
@@ -32,13 +32,13 @@ def session_queue(text: str, *, on_device: bool) -> str:
     if different:
         raise BadInput(
             f"This machine cannot work for session {read['session']}, which needs {'; '.join(different)}.",
-            hint="a session is for one environment: make one for this machine with tuna init-session",
+            hint="a session is for one environment: create one for this machine with tuna init-session",
         )
     return queue_name(on_device, wanted.toolchain, wanted.key)
 
 
 def differences(wanted: Environment, here: Environment) -> list[str]:
-    """Where two environments differ, in words; nothing when results of the one count in the other."""
+    """The fields that differ, as text for an error message; empty if results of the two are comparable."""
     if wanted.key == here.key:
         return []
     found = []
@@ -47,7 +47,7 @@ def differences(wanted: Environment, here: Environment) -> list[str]:
             continue
         there, local = getattr(wanted, field.name), getattr(here, field.name)
         if there != local:
-            found.append(f"{_WORDS.get(field.name, field.name)} {there}, here {local}")
+            found.append(f"{_FIELD_LABELS.get(field.name, field.name)} {there}, here {local}")
     for name in sorted({*wanted.flags, *here.flags}):
         there, local = wanted.flags.get(name, "none"), here.flags.get(name, "none")
         if there != local:

@@ -1,4 +1,4 @@
-"""How a running Celery worker is controlled: cordoned, drained, taken back (`tuna workers cordon|drain|uncordon`)."""
+"""Control of a running Celery worker through Redis: `tuna workers cordon|drain|uncordon|revoke`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLD_SHUTDOWN_S = 1.0
 
 
 class ControlListener:
-    """Polls Redis, from a thread of the worker's parent process, for the state that this worker shall have."""
+    """Polls Redis for this worker's wanted state, from a thread of the Celery parent process."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ControlListener:
         queues: QueueSwitch,
         leave: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
-        """`leave` ends this process warmly."""
+        """`leave` requests a warm shutdown of this process, on its second call a cold one."""
         self._client = client
         self._settings = settings
         self._worker = worker
@@ -40,7 +40,7 @@ class ControlListener:
         self._leave = leave
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Start the polling thread."""
         threading.Thread(target=self._follow, name="control", daemon=True).start()
 
     def _follow(self) -> None:
@@ -50,24 +50,24 @@ class ControlListener:
                 if self.look() == "draining":
                     return
             except redis.AuthenticationError:
-                log.error("worker revoked: Redis does not know its user any more")
+                log.error("worker revoked: its Redis user was deleted")
                 self._leave()
                 pause.wait(_COLD_SHUTDOWN_S)
-                self._leave()  # at once: what it has in hand does not count any more
+                self._leave()  # cold: results of its current chunk would be refused anyway
                 return
             except redis.RedisError as error:
-                log.debug("control state cannot be read", error=str(error))
+                log.debug("control state unreadable", error=str(error))
 
     def look(self) -> str:
-        """Read the wanted state and act on it; returns it, empty for active."""
+        """Read the wanted state and apply it; returns it, empty for active."""
         keys = [control_key(name, self._worker) for name in namespaces(self._client, self._settings)]
         found = [text.decode() for key in keys if isinstance(text := self._client.get(key), bytes)]
         state = "draining" if "draining" in found else found[0] if found else ""
         if state == "draining":
-            log.warning("worker drained: it leaves")
+            log.warning("worker drained: shutting down")
             self._leave()
         elif state == "cordoned" and not self._queues.off:
-            log.warning("worker cordoned: it takes nothing new")
+            log.warning("worker cordoned: no new chunks")
             self._queues.leave()
         elif not state and self._queues.off:
             self._queues.come_back()

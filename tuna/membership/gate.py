@@ -1,11 +1,11 @@
-"""The gate: lets workers in that show a token, gives each a Redis user of its own, and puts out those that must go.
+"""Access control: admits workers that present a join token, gives each its own Redis user, revokes removed members.
 
-SQL says who is a member, Redis' access list follows it: users that are missing are made (after Redis was wiped, too),
-those that SQL does not know any more are deleted, which ends their connections, and what they held is taken away.
+SQL is the source of truth and Redis' ACL is reconciled with it: missing users are created (also after Redis was
+flushed); users without a row in SQL are deleted, which closes their connections, and their leases are revoked.
 
 Key, under `tuna:{<namespace>}:`
 
-    order:<worker>  string  `cordoned` (take nothing new) or `draining` (and leave); read by the worker
+    order:<worker>  string  `cordoned` (no new chunks) or `draining` (finish, then exit); read by the worker
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: A member that has not been heard of for so long loses its access.
+#: Seconds without a heartbeat after which a member loses its access.
 GONE_S = 3600.0
-_ANSWER_S = 60
-#: Between using up a token and its answer.
-_ANSWERING_S = 5.0
-_SEEN_EVERY_S = 30.0
-#: What a Celery worker and the scripts of leases, heartbeats and artifacts call; keys and channels are limited besides.
+#: Expiry of an `Answer`.
+_ANSWER_TTL_S = 60
+#: Grace period between consuming a token and writing the answer, in which the token's Redis user is kept.
+_ANSWER_GRACE_S = 5.0
+_SEEN_INTERVAL_S = 30.0
+#: Redis commands of Celery workers and of the scripts of leases, heartbeats and artifacts; keys and channels are
+#: restricted besides.
 _COMMANDS = (
     "auth hello ping select reset time multi exec discard watch unwatch "
     "get set getdel del exists expire pexpire ttl pttl mget incrby llen lpush rpush brpop rpop "
@@ -49,12 +51,12 @@ _COMMANDS = (
     "zcard xadd eval evalsha script|load publish"
 )
 _JOIN_COMMANDS = "auth hello ping select set getdel"
-_NOT_IN_PATTERNS = re.compile(r"[\s\x00]")
+_INVALID_IN_PATTERN = re.compile(r"[\s\x00]")
 _GLOB = re.compile(r"([*?\[\]\\])")
 
 
 class Gate:
-    """The membership of one database's work; a client that may not administer users finds nothing to do here."""
+    """Membership of one database's workers; does nothing if the Redis client may not administer users."""
 
     def __init__(
         self,
@@ -67,44 +69,42 @@ class Gate:
         gone_s: float = GONE_S,
         admin: redis.Redis | None = None,
     ) -> None:
-        """`evict` takes a worker's leases away and returns its chunks (`Leases.evict`); `settings`: what new members get
-        besides their credentials; `admin`: a client that may administer users."""
+        """`evict` revokes a worker's leases and returns its chunks (`Leases.evict`); `settings`: settings that new
+        members get besides their credentials; `admin`: a client that may administer users."""
         self._engine = engine
         self._client = client
-        self._admin: Any = admin or client  # redis-py has no types for what it does not wrap
+        self._admin: Any = admin or client  # redis-py has no types for raw commands
         self._namespace = namespace
         self._settings = settings or {}
         self._gone_s = gone_s
         self._evict = evict
         self._board = HeartbeatBoard(client, namespace, lease_s)
         self._seen_at = 0.0
-        self._idle = False  # of what an earlier coordinator left, nothing may stay
-        self._able = True
+        self._idle = False  # reconcile at least once: an earlier coordinator may have left users behind
+        self._can_administer = True
 
     def tick(self) -> None:
-        """Answer who asks, and make the access list what SQL says; for a coordinator to call every second or so."""
+        """Answer join requests and reconcile Redis' ACL with SQL; a coordinator calls it about once a second."""
         with reading(self._engine) as connection:
             tokens = store.tokens(connection, only_open=True)
             members = store.members(connection)
         idle = not tokens and not members
-        if not self._able or (idle and self._idle):
+        if not self._can_administer or (idle and self._idle):
             return
         try:
             self._answer_all(tokens)
             self._note_heartbeats(members)
             self.reconcile()
         except redis.exceptions.NoPermissionError:
-            self._able = idle  # for now nobody wants to join
+            self._can_administer = idle  # without tokens and members the missing right does no harm yet
             if not idle:
-                log.warning("workers cannot join by token: this Redis user may not administer users")
+                log.warning("joining by token disabled: this Redis user may not administer users")
         self._idle = idle
 
-    # -- tokens -------------------------------------------------------------------------------------------------------
-
     def create_token(self, role: Role, ttl_s: float, url: str) -> JoinToken:
-        """A new token with its Redis user; `url` is how workers reach this Redis. Raises redis' NoPermissionError."""
+        """Create a token and its Redis user; `url` is how workers reach this Redis. Raises redis' NoPermissionError."""
         token = JoinToken(url, self._namespace, secrets.token_hex(6), secrets.token_urlsafe(24))
-        with writing(self._engine) as connection:  # first: a user that SQL does not know is deleted
+        with writing(self._engine) as connection:  # SQL first: `reconcile` deletes users without a row
             store.add_token(connection, token.id, token.digest, role, utc_now() + timedelta(seconds=ttl_s))
         try:
             self._make_user(join_user(self._namespace, token.id), _sha256(token.password), self._join_rules(token.id))
@@ -122,15 +122,15 @@ class Gate:
             if text is not None:
                 answer = self._answer(token, text)
                 if answer is not None:
-                    self._client.set(answer_key(self._namespace, token.id), answer.model_dump_json(), ex=_ANSWER_S)
+                    self._client.set(answer_key(self._namespace, token.id), answer.model_dump_json(), ex=_ANSWER_TTL_S)
                 self._client.delete(request_key(self._namespace, token.id))
 
     def _answer(self, token: Any, text: bytes) -> Answer | None:
-        """The answer to a request; None when another coordinator gives it."""
+        """The answer to a request; None if another coordinator consumed the token."""
         try:
             request = Request.model_validate_json(text)
         except ValidationError:
-            return Answer(refusal="its request cannot be understood; is its Tuna another version?")
+            return Answer(refusal="its request is not valid; install the same version of Tuna on both machines")
         refusal = self._refusal(token, request)
         if refusal:
             log.warning("join refused", host=request.facts.host, token=token.id, why=refusal)
@@ -158,7 +158,7 @@ class Gate:
 
     def _refusal(self, token: Any, request: Request) -> str:
         if not secrets.compare_digest(hashlib.sha256(request.secret.encode()).hexdigest(), token.digest):
-            return "its token is not one of ours"
+            return "its token is unknown"
         if request.role != token.role:
             return f"its token is for {token.role} workers"
         with reading(self._engine) as connection:
@@ -169,18 +169,16 @@ class Gate:
             return "no session needs a toolchain that it has"
         return ""
 
-    # -- the access list ----------------------------------------------------------------------------------------------
-
     def reconcile(self) -> None:
-        """Make Redis' users those that SQL says."""
+        """Reconcile Redis' ACL users with the tokens and members in SQL."""
         there = {redis_client.text(name) for name in self._admin.execute_command("ACL USERS")}
         ours = {name for name in there if name.startswith(self._user(""))}
-        with reading(self._engine) as connection:  # after the look at Redis: who joins meanwhile is in it
+        with reading(self._engine) as connection:  # after Redis: a worker that joins meanwhile is then in SQL
             tokens = {join_user(self._namespace, row.id): row for row in store.tokens(connection)}
             members = {self._user(member.name): member for member in store.members(connection)}
         now = utc_now()
-        asking = {name: row for name, row in tokens.items() if self._may_ask(row, now, there)}
-        for name, row in asking.items():
+        open_tokens = {name: row for name, row in tokens.items() if self._needs_join_user(row, now, there)}
+        for name, row in open_tokens.items():
             if name not in there:
                 self._make_user(name, _sha256(password_of(row.digest)), self._join_rules(row.id))
         for name, member in members.items():
@@ -188,23 +186,24 @@ class Gate:
                 self._grant_access(member)
             if member.state != "active":
                 self.control(member.name, member.state)
-        for name in ours - asking.keys() - members.keys():
-            self._admin.execute_command("ACL DELUSER", name)  # ends its connections too
+        for name in ours - open_tokens.keys() - members.keys():
+            self._admin.execute_command("ACL DELUSER", name)  # also closes its connections
             if name not in tokens:
                 self.revoke_access(name.removeprefix(self._user("")))
 
-    def _may_ask(self, token: Any, now: datetime, there: set[str]) -> bool:
+    def _needs_join_user(self, token: Any, now: datetime, there: set[str]) -> bool:
+        """True while the token can be used or its answer may still be fetched."""
         if token.revoked_at is None and token.used_at is None and token.expires_at > now:
             return True
         name = join_user(self._namespace, token.id)
         if token.used_at is None or name not in there:
             return False
-        if token.used_at > now - timedelta(seconds=_ANSWERING_S):
+        if token.used_at > now - timedelta(seconds=_ANSWER_GRACE_S):
             return True  # another coordinator may be about to answer
         return bool(self._client.exists(answer_key(self._namespace, token.id)))
 
     def revoke_access(self, worker: str) -> list[str]:
-        """Take the access and the chunks of a worker away; returns the chunks."""
+        """Delete a worker's Redis user and revoke its leases; returns its chunks."""
         self._admin.execute_command("ACL DELUSER", self._user(worker))
         chunks = self._evict(worker)
         for status in self._board.live():
@@ -215,7 +214,7 @@ class Gate:
         return chunks
 
     def control(self, worker: str, state: str) -> None:
-        """Tell a worker that it is `cordoned` or `draining`, or `active` again."""
+        """Set a worker's wanted state: `cordoned`, `draining` or `active`."""
         key = control_key(self._namespace, worker)
         if state == "active":
             self._client.delete(key)
@@ -223,8 +222,8 @@ class Gate:
             self._client.set(key, state)
 
     def _note_heartbeats(self, members: Sequence[store.Member]) -> None:
-        """Remember whom we hear of; who was not heard of for long loses its access."""
-        if not members or time.monotonic() - self._seen_at < min(_SEEN_EVERY_S, self._gone_s / 4):
+        """Record members with a heartbeat as seen; those silent for `gone_s` lose their access."""
+        if not members or time.monotonic() - self._seen_at < min(_SEEN_INTERVAL_S, self._gone_s / 4):
             return
         self._seen_at = time.monotonic()
         names = {status.name.rpartition(":")[0] for status in self._board.live()}
@@ -239,7 +238,7 @@ class Gate:
                     store.set_state(connection, name, "gone")
 
     def _grant_access(self, worker: store.NewWorker) -> None:
-        """Make the user of a member, unless somebody revoked it meanwhile: then their delete came before our make."""
+        """Create a member's Redis user; if it was revoked meanwhile, delete it again, since that delete came too early."""
         self._make_user(self._user(worker.name), worker.password, self._rules(worker))
         with reading(self._engine) as connection:
             still = worker.name in {member.name for member in store.members(connection)}
@@ -247,7 +246,7 @@ class Gate:
             self.revoke_access(worker.name)
 
     def _make_user(self, name: str, secret: str, rules: Sequence[str]) -> None:
-        """`secret`: SHA-256 of the password."""
+        """Create or replace a Redis user; `secret` is the SHA-256 of its password."""
         self._admin.execute_command("ACL SETUSER", name, "reset", "on", f"#{secret}", "resetchannels", *rules)
 
     def _user(self, worker: str) -> str:
@@ -255,28 +254,28 @@ class Gate:
 
     def _join_rules(self, token_id: str) -> list[str]:
         keys = [request_key(self._namespace, token_id), answer_key(self._namespace, token_id)]
-        return [*(f"~{_literally(key)}" for key in keys), *_allowed(_JOIN_COMMANDS)]
+        return [*(f"~{_escaped(key)}" for key in keys), *_allowed(_JOIN_COMMANDS)]
 
     def _rules(self, worker: store.NewWorker) -> list[str]:
-        """What a member may do: its own queues, its own heartbeat, and what all workers of this database share."""
+        """ACL rules of a member: its own queues and heartbeat, and the keys that all workers of this database share."""
         prefix = f"tuna:{{{self._namespace}}}:"
         queues = [queue_name(False, toolchain, "") for toolchain in worker.toolchains]
         queues += [queue_name(True, "", environment) for environment in worker.environments]
         keys = [prefix + name for name in ("leases", "holders", "results", "workers", f"order:{worker.name}")]
         keys += broker_keys(queues)
-        patterns = [*map(_literally, keys), _literally(f"{prefix}worker:{worker.name}:") + "*"]
-        patterns.append(_literally(f"{prefix}artifact") + "*")
+        patterns = [*map(_escaped, keys), _escaped(f"{prefix}worker:{worker.name}:") + "*"]
+        patterns.append(_escaped(f"{prefix}artifact") + "*")
         return [*(f"~{pattern}" for pattern in patterns), "&/*.celeryev*", *_allowed(_COMMANDS)]
 
 
 def settings_of_members(settings: Settings, key: str) -> dict[str, str]:
-    """What new members are told besides their credentials; `key` signs artifacts."""
-    told = {"TUNA_ARTIFACTS_KEY": key, "TUNA_LEASE_S": str(settings.lease_s)}
-    return told | ({"TUNA_ARTIFACTS_URL": settings.artifacts_url} if settings.artifacts_url else {})
+    """Settings that new members get besides their credentials; `key` is the artifact signing key."""
+    found = {"TUNA_ARTIFACTS_KEY": key, "TUNA_LEASE_S": str(settings.lease_s)}
+    return found | ({"TUNA_ARTIFACTS_URL": settings.artifacts_url} if settings.artifacts_url else {})
 
 
 def control_key(namespace: str, worker: str) -> str:
-    """Where a worker finds what it is told to do."""
+    """Redis key of a worker's wanted state."""
     return f"tuna:{{{namespace}}}:order:{worker}"
 
 
@@ -284,9 +283,9 @@ def _allowed(commands: str) -> list[str]:
     return ["-@all", *(f"+{name}" for name in commands.split())]
 
 
-def _literally(key: str) -> str:
-    """The key as an access-list pattern; these cannot hold spaces."""
-    return _NOT_IN_PATTERNS.sub("?", _GLOB.sub(r"\\\1", key))
+def _escaped(key: str) -> str:
+    """The key escaped as an ACL pattern; `?` replaces spaces, which a pattern cannot hold."""
+    return _INVALID_IN_PATTERN.sub("?", _GLOB.sub(r"\\\1", key))
 
 
 def _sha256(text: str) -> str:

@@ -1,9 +1,9 @@
-"""Who works now: each worker process says so every few seconds, and what it does not repeat is forgotten.
+"""Heartbeats: each worker process publishes its status in Redis every few seconds; unrepeated entries expire.
 
 Keys, all under `tuna:{<namespace>}:`
 
     worker:<name>  string  a `WorkerStatus` as JSON; expires when its worker goes silent
-    workers        set     names that have announced themselves, so that nobody needs to scan for keys
+    workers        set     names of all worker processes, so that readers need not scan for keys
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from tuna import redis_client
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two heartbeats at least, however often the jobs in hand change.
+#: Minimum seconds between two heartbeats, however often the current jobs change.
 _MIN_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A worker process as it described itself last."""
+    """The latest published status of a worker process."""
 
     name: str
     role: str  #: compile or eval
     host: str
     pid: int
     device: str
-    environment: str  #: keys of the environments that it measures for; empty for compile workers
+    environment: str  #: keys of the environments that it measures in; empty for compile workers
     toolchains: tuple[str, ...]
-    job_ids: tuple[int, ...]  #: in hand now
+    job_ids: tuple[int, ...]  #: jobs being worked on now
     started_at: float  #: seconds since the epoch, worker's clock
-    seen_at: float  #: the same, of the latest announcement
+    seen_at: float  #: seconds since the epoch, worker's clock, of the latest heartbeat
     done: int = 0  #: items finished since the start
 
     def to_json(self) -> str:
-        """The JSON form that travels."""
+        """The wire format."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerStatus:
-        """What `to_json` made; raises ValueError for anything else."""
+        """The inverse of `to_json`; raises ValueError for anything else."""
         try:
             fields = json.loads(text)
             known = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
@@ -59,7 +59,7 @@ class WorkerStatus:
 
 
 class HeartbeatBoard:
-    """The workers of one database's work."""
+    """Heartbeats of the workers of one database, in Redis."""
 
     def __init__(self, client: redis.Redis, namespace: str, ttl_s: float) -> None:
         self._client = client
@@ -68,26 +68,26 @@ class HeartbeatBoard:
         self._names_key = f"tuna:{{{namespace}}}:workers"
 
     def announce(self, status: WorkerStatus) -> None:
-        """Show `status` until `ttl_s` is over or it announces itself again."""
+        """Publish `status`; it expires after `ttl_s` unless repeated."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.set(self._prefix + status.name, status.to_json(), px=self._ttl_ms)
             pipe.sadd(self._names_key, status.name)
             pipe.execute()
 
     def remove(self, name: str) -> None:
-        """Forget the worker `name` at once."""
+        """Remove the status of worker `name`."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.delete(self._prefix + name)
             pipe.srem(self._names_key, name)
             pipe.execute()
 
     def live(self) -> list[WorkerStatus]:
-        """Every worker that has announced itself within `ttl_s`, by name; what is not a status is left out."""
+        """Every worker with a heartbeat within `ttl_s`, by name; invalid entries are skipped."""
         names = sorted(redis_client.text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))
         if not names:
             return []
         texts = cast(list[Any], self._client.mget([self._prefix + name for name in names]))
-        # One that announces itself just now comes back with its next announcement.
+        # Expired; a worker whose heartbeat arrives just now is added again by its next one.
         gone = [name for name, text in zip(names, texts, strict=True) if text is None]
         if gone:
             self._client.srem(self._names_key, *gone)
@@ -95,10 +95,10 @@ class HeartbeatBoard:
 
 
 class HeartbeatSender:
-    """Keeps the status of this process up to date from a thread of its own; what Redis refuses is only logged."""
+    """Publishes the status of this process from a background thread; Redis errors are only logged."""
 
     def __init__(self, boards: Callable[[], Sequence[HeartbeatBoard]], status: WorkerStatus, every_s: float) -> None:
-        """`boards`: asked at every beat, since databases come and go."""
+        """`boards` is called at every heartbeat, since databases are added and removed."""
         self._boards = boards
         self._status = status
         self._every_s = every_s
@@ -107,24 +107,24 @@ class HeartbeatSender:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> HeartbeatSender:
-        """Announce from now on."""
+        """Start the heartbeat thread."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Take the status off the boards."""
+        """Stop the thread and remove the status from the boards."""
         self._stopped.set()
         self._changed.set()
         self._thread.join()
         self._each(lambda board: board.remove(self._status.name))
 
     def begin(self, job_ids: Sequence[int]) -> None:
-        """These jobs are in hand now."""
+        """Set the jobs being worked on."""
         self._status = dataclasses.replace(self._status, job_ids=tuple(job_ids))
         self._changed.set()
 
     def end(self, done: int) -> None:
-        """Nothing is in hand any more; `done` items were finished."""
+        """Clear the jobs being worked on; `done` items were finished."""
         self._status = dataclasses.replace(self._status, job_ids=(), done=self._status.done + done)
         self._changed.set()
 

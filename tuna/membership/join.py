@@ -1,12 +1,12 @@
-"""How a worker becomes a member: it shows a token, once, and gets a Redis user of its own.
+"""Joining: a worker presents a one-time token and gets its own Redis user.
 
 `tuna token create` prints `redis://host:port/db#NAMESPACE.ID.SECRET`. Its Redis user `tuna-NAMESPACE-join-ID`, whose
-password is made from SECRET, may touch two keys and nothing else:
+password is derived from SECRET, may access two keys and nothing else:
 
     tuna:{<NAMESPACE>}:join:<ID>:request  string  a `Request`, written by the worker
     tuna:{<NAMESPACE>}:join:<ID>:answer   string  an `Answer`, written by a coordinator
 
-What comes back are settings for the worker's processes. They stay in their environment: never on a disk, never in a
+The answer holds settings for the worker's processes. They stay in environment variables: never on a disk, never on a
 command line.
 """
 
@@ -27,25 +27,25 @@ from tuna import redis_client
 from tuna.errors import BadInput, ServiceError
 
 Role = Literal["compile", "eval"]
-#: A request that nobody answers goes away by itself.
-REQUEST_S = 60
+#: Expiry of an unanswered request.
+REQUEST_TTL_S = 60
 _POLL_S = 0.2
 _TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
 
 
 class Facts(BaseModel):
-    """What a worker says of itself when it joins."""
+    """A joining worker's description of itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     host: str = Field(max_length=255)
     pid: int
     device: str = Field("", max_length=255)
-    environments: tuple[str, ...] = Field((), max_length=64)  #: keys of those that it measures for
+    environments: tuple[str, ...] = Field((), max_length=64)  #: keys of the environments that it measures in
     toolchains: tuple[str, ...] = Field((), max_length=64)
 
 
 class Request(BaseModel):
-    """A worker asks to be let in."""
+    """A worker's request to join."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     secret: str = Field(max_length=128)
@@ -54,7 +54,7 @@ class Request(BaseModel):
 
 
 class Answer(BaseModel):
-    """What a coordinator says to it; `refusal` is empty when it is let in."""
+    """A coordinator's answer; `refusal` is empty if the worker joined."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     refusal: str = ""
@@ -65,7 +65,7 @@ class Answer(BaseModel):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """A token as a person passes it on; `str` of it shows no secret."""
+    """A join token as passed from person to person; its `repr` hides the secret."""
 
     url: str  #: of Redis, without user and password
     namespace: str
@@ -74,13 +74,13 @@ class JoinToken:
 
     @classmethod
     def parse(cls, text: str) -> JoinToken:
-        """Understand `redis://host:port/db#NAMESPACE.ID.SECRET`; raises BadInput, which does not repeat it."""
+        """Parse `redis://host:port/db#NAMESPACE.ID.SECRET`; raises BadInput, without the secret in its message."""
         url, _, token = text.strip().partition("#")
         parts, found = urlsplit(url), _TOKEN.match(token)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname or not found:
             raise BadInput(
-                "This is not what `tuna token create` prints.",
-                hint="that looks like redis://host:6379/0#NAME.ID.SECRET",
+                "This is not a join token.",
+                hint="give the line that `tuna token create` printed: redis://host:6379/0#NAME.ID.SECRET",
             )
         return cls(url, *found.groups())
 
@@ -90,39 +90,39 @@ class JoinToken:
 
     @property
     def digest(self) -> str:
-        """What SQL keeps of the secret."""
+        """SHA-256 (hex) of the secret, as stored in SQL."""
         return hashlib.sha256(self.secret.encode()).hexdigest()
 
     @property
     def password(self) -> str:
-        """Password of its Redis user: who knows it cannot tell the secret."""
+        """Password of its Redis user; the secret cannot be derived from it."""
         return password_of(self.digest)
 
 
 def password_of(digest: str) -> str:
-    """The password of a join user, made from what SQL keeps of the token."""
+    """The password of a token's Redis user, derived from the digest in SQL."""
     return hashlib.sha256(f"redis {digest}".encode()).hexdigest()
 
 
 def join_user(namespace: str, token_id: str) -> str:
-    """Name of the Redis user with which the holder of a token asks."""
+    """Name of a token's Redis user."""
     return f"tuna-{namespace}-join-{token_id}"
 
 
 def request_key(namespace: str, token_id: str) -> str:
-    """Where the holder of a token asks."""
+    """Redis key of a token's `Request`."""
     return f"tuna:{{{namespace}}}:join:{token_id}:request"
 
 
 def answer_key(namespace: str, token_id: str) -> str:
-    """Where it finds the answer."""
+    """Redis key of a token's `Answer`."""
     return f"tuna:{{{namespace}}}:join:{token_id}:answer"
 
 
 def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
-    """Become a member: the `TUNA_*` settings for this worker's processes, secrets included.
+    """Join; returns the `TUNA_*` settings for this worker's processes, secrets included.
 
-    Waits up to `timeout_s` for a coordinator to answer. Raises BadInput when it is refused, ServiceError when nobody answers.
+    Waits up to `timeout_s` for a coordinator to answer. Raises BadInput if refused, ServiceError if there is no answer.
     """
     token = JoinToken.parse(url_with_token)
     client = redis_client.patient(token.url, username=join_user(token.namespace, token.id), password=token.password)
@@ -130,7 +130,7 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
     deadline = time.monotonic() + timeout_s
     try:
         while time.monotonic() < deadline:
-            client.set(request_key(token.namespace, token.id), request, ex=REQUEST_S, nx=True)
+            client.set(request_key(token.namespace, token.id), request, ex=REQUEST_TTL_S, nx=True)
             time.sleep(_POLL_S)
             text = client.getdel(answer_key(token.namespace, token.id))
             if isinstance(text, bytes):
@@ -142,15 +142,17 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
         raise ServiceError(f"Redis at {parts.hostname}:{parts.port or 6379} cannot be used: {error}") from None
     finally:
         client.close()
-    raise ServiceError("Nobody answered the request to join.", hint="a coordinator answers: tuna enqueue, tuna run")
+    raise ServiceError(
+        "No coordinator answered the join request.", hint="start one where the database is: tuna enqueue, tuna run"
+    )
 
 
-_ANOTHER = "get another one: tuna token create"
+_ANOTHER = "create another one: tuna token create"
 
 
 def _settings(token: JoinToken, answer: Answer) -> dict[str, str]:
     if answer.refusal:
-        raise BadInput(f"This worker was not let in: {answer.refusal}")
+        raise BadInput(f"Join refused: {answer.refusal}.")
     parts = urlsplit(token.url)
     user = f"{quote(answer.username, safe='')}:{quote(answer.password, safe='')}"
     url = urlunsplit((parts.scheme, f"{user}@{parts.netloc}", parts.path, parts.query, ""))
@@ -164,5 +166,5 @@ def without_secrets(url: str) -> str:
 
 
 def token_from_environment(environ: dict[str, str] | None = None) -> str | None:
-    """The token line in TUNA_JOIN, which is taken out of the environment so that no child process sees it."""
+    """The token in TUNA_JOIN, which is removed from the environment so that no child process sees it."""
     return (os.environ if environ is None else environ).pop("TUNA_JOIN", None)

@@ -20,7 +20,7 @@ MEMBERS = ("active", "cordoned", "draining")
 
 @dataclass(frozen=True)
 class NewWorker:
-    """What is stored of a worker when it joins."""
+    """The stored fields of a joining worker."""
 
     name: str
     role: str
@@ -28,12 +28,12 @@ class NewWorker:
     device: str
     environments: tuple[str, ...]
     toolchains: tuple[str, ...]
-    password: str  #: SHA-256 of it
+    password: str  #: SHA-256 (hex) of its Redis password
 
 
 @dataclass(frozen=True)
 class Member(NewWorker):
-    """A worker that joined."""
+    """A worker that joined, with its state."""
 
     state: str
     joined_at: datetime
@@ -47,7 +47,7 @@ def add_token(connection: sa.Connection, token_id: str, digest: str, role: str, 
 
 
 def tokens(connection: sa.Connection, *, only_open: bool = False) -> Sequence[Any]:
-    """Tokens, newest first; `only_open`: those that can still be used."""
+    """Tokens, newest first; `only_open`: only those that can still be used."""
     query = sa.select(Token.id, Token.digest, Token.role, *_TOKEN_TIMES).order_by(Token.created_at.desc(), Token.id)
     return connection.execute(query.where(_is_open()) if only_open else query).all()
 
@@ -60,14 +60,14 @@ def _is_open() -> sa.ColumnElement[bool]:
 
 
 def revoke_token(connection: sa.Connection, token_id: str) -> None:
-    """Make a token useless from now on; raises NotFound."""
+    """Revoke a token; raises NotFound if there is none to revoke."""
     update = sa.update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=utc_now())
     if not connection.execute(update).rowcount:
         raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: tuna token list")
 
 
 def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
-    """Use up the token and store the worker; False when somebody else was faster or it is no longer open."""
+    """Consume the token and store the worker; False if the token is no longer open (expired, revoked or just used)."""
     used = sa.update(Token).where(Token.id == token_id, _is_open()).values(used_at=utc_now())
     if connection.execute(used).rowcount != 1:
         return False
@@ -111,12 +111,12 @@ def members(connection: sa.Connection, *, everybody: bool = False) -> list[Membe
 
 
 def seen(connection: sa.Connection, names: Sequence[str]) -> None:
-    """These workers were heard of just now."""
+    """Record a heartbeat of these workers, now."""
     connection.execute(sa.update(Worker).where(Worker.name.in_(names)).values(seen_at=utc_now()))
 
 
 def set_state(connection: sa.Connection, name: str, state: str) -> bool:
-    """Change the state of a worker that has access; False when there is none of that name. Nobody comes back."""
+    """Change the state of a worker that has access; False if there is none. `gone` and `revoked` are final."""
     values: dict[str, Any] = {"state": state} | ({"revoked_at": utc_now()} if state == "revoked" else {})
     update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(MEMBERS)).values(values)
     return bool(connection.execute(update).rowcount)

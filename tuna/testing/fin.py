@@ -1,15 +1,15 @@
-"""A test double of AMD's `fin`: it speaks fin's protocol and compiles and measures nothing.
+"""A test double of AMD's `fin`: it implements fin's protocol with simulated kernels and times.
 
     python -S -E fin.py -i input.json -o output.json
 
-It stands in for the fin of MIOpen 3.3.0 where there is no ROCm. Standard library only, and nothing of Tuna beside its
-sibling modules `fin_*`, so that it starts quickly and works in any environment. Equal inputs give equal outputs, bytes
-included, except for `process_env`. Environment variables that it reads:
+It replaces the fin of MIOpen 3.3.0 on machines without ROCm. It imports only the standard library and its sibling modules
+`fin_*`, so that it starts quickly and works in any environment. Equal inputs give byte-equal outputs, except for
+`process_env`. Environment variables:
 
-TUNA_FIN_DOUBLE: a JSON file with options, listed in fin_options.py, among them every way to misbehave.
-TUNA_FIN_RECORDINGS: a folder with answers of a real fin, `real_applicability_<arch>_<compute units>.jsonl.gz`.
-MIOPEN_SYSTEM_DB_PATH: where the text perf db `<basename>.db.txt` with tuned params is.
-MIOPEN_CUSTOM_CACHE_DIR: the kernel cache, wiped before every solver; the double aborts if it is shared or vanishes.
+TUNA_FIN_DOUBLE: a JSON file with options, listed in fin_options.py, including fault injection.
+TUNA_FIN_RECORDINGS: a directory with answers of a real fin, `real_applicability_<arch>_<compute units>.jsonl.gz`.
+MIOPEN_SYSTEM_DB_PATH: the directory of the text perf db `<basename>.db.txt` with tuned params.
+MIOPEN_CUSTOM_CACHE_DIR: the kernel cache, wiped before every solver; the double aborts if it is shared or removed.
 HIP_VISIBLE_DEVICES: must name one of the `gpus` for steps that need a GPU.
 """
 
@@ -38,7 +38,7 @@ _USAGE = "Usage: ./fin *input_json *output_json\n\nSupported arguments:\n-i *inp
 
 
 def main(arguments: list[str]) -> int:
-    """Run as fin runs; returns the exit code, or dies by a signal."""
+    """Run like fin; returns the exit code, or dies by a signal."""
     sys.stderr.write("This is Tuna's test double of fin, not fin: nothing is compiled or measured.\n")
     if {"-h", "-help", "--help"} & set(arguments):
         sys.stdout.write(_USAGE)
@@ -77,7 +77,7 @@ def _options() -> dict[str, Any]:
 def _answer(given: bytes, options: dict[str, Any]) -> str:
     jobs = json.loads(given)
     if not isinstance(jobs, list):
-        raise FinError("the input is no array of jobs")
+        raise FinError("the input is not an array of jobs")
     cache = CacheFolder()
     environment = [f"{key}={value}" for key, value in os.environ.items()]
     answers = [{"process_env": environment}, *(Job(job, options, cache).run() for job in jobs)]
@@ -88,7 +88,7 @@ def _answer(given: bytes, options: dict[str, Any]) -> str:
 
 
 def _die(message: str, signal_number: int) -> NoReturn:
-    """End as an uncaught C++ exception ends a process: by a signal, and without a core file."""
+    """Terminate like a process with an uncaught C++ exception: by a signal; without a core file."""
     import resource
 
     sys.stderr.write(f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  {message}\n")

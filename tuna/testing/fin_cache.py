@@ -1,4 +1,4 @@
-"""The kernel cache that fin wipes before every solver: the double notices at once when two processes share one."""
+"""The kernel cache, which fin wipes before every solver; the double detects that two processes share one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARK = "fin-double.ukdb"
 
 
 class CacheFolder:
-    """MIOPEN_CUSTOM_CACHE_DIR, locked while this process lives; without that variable nothing is touched."""
+    """MIOPEN_CUSTOM_CACHE_DIR, locked for the lifetime of this process; does nothing without that variable."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get("MIOPEN_CUSTOM_CACHE_DIR", ""))
@@ -28,7 +28,7 @@ class CacheFolder:
         self._is_marked = False
 
     def wipe(self) -> None:
-        """Empty the folder and put one file in, as every solver does; raises FinError if another fin uses it."""
+        """Empty the directory and create one file, as every solver does; raises FinError if another fin uses it."""
         if not self._is_named:
             return
         if self._lock < 0:
@@ -45,7 +45,7 @@ class CacheFolder:
         self._is_marked = True
 
     def check(self) -> None:
-        """Raise FinError if the folder has been taken away since it was wiped."""
+        """Raise FinError if the directory was removed or emptied since `wipe`."""
         if self._lock < 0:
             return
         try:

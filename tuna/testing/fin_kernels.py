@@ -1,6 +1,6 @@
-"""What the double of fin compiles and measures: perf configs, kernel objects and times, all made from hashes.
+"""Simulated perf configs, kernel objects and times of the fin double, all derived from hashes.
 
-Nothing here is a kernel: a code object is an ELF magic and noise, a time is a formula. Both are the same in every run.
+A code object is an ELF magic number followed by pseudo-random bytes, a time is a formula; both are deterministic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROM_BYTES = 4096
 
 
 def perf_configs(solver: Solver, problem: Problem, device: Device) -> list[str]:
-    """The params of every perf config of a solver; one empty text if it is not tunable."""
+    """The params of every perf config of a solver; one empty string if it is not tunable."""
     if not solver.tunable:
         return [""]
     if solver.name == REPEATING:
@@ -49,13 +49,13 @@ def perf_configs(solver: Solver, problem: Problem, device: Device) -> list[str]:
 
 
 def default_params(solver: Solver, problem: Problem, device: Device) -> str:
-    """The params that MIOpen takes where no database has any."""
+    """The params that MIOpen uses if no database has any."""
     configs = perf_configs(solver, problem, device)
     return configs[-1] if solver.name == REPEATING else configs[_hash(solver.name, problem.db_key()) % len(configs)]
 
 
 def workspace_bytes(solver: Solver, problem: Problem, params: str) -> int:
-    """The workspace, which for some solvers depends on their params."""
+    """The workspace in bytes, which for some solvers depends on their params."""
     if solver.algorithm == "GEMM" and set(problem.filter) != {1}:
         return _volume((problem.x[0], *problem.filter, *problem.y[1:])) * problem.element_bytes
     if solver.algorithm == "FFT":
@@ -68,7 +68,7 @@ def workspace_bytes(solver: Solver, problem: Problem, params: str) -> int:
 
 
 def time_ms(solver: Solver, problem: Problem, params: str) -> float:
-    """A time in milliseconds that is a 32-bit float, as fin's are."""
+    """A time in milliseconds, rounded to a 32-bit float as fin's are."""
     speed = _NAIVE_SPEED if "Naive" in solver.name else _SPEEDS[solver.algorithm]
     luck = 0.75 + _hash(problem.db_key(), solver.name, params) % 10_000 / 10_000
     rounded: float = struct.unpack("f", struct.pack("f", _LAUNCH_MS + luck * 2e-9 * problem.multiplications / speed))[0]
@@ -76,12 +76,12 @@ def time_ms(solver: Solver, problem: Problem, params: str) -> float:
 
 
 def fastest(solver: Solver, problem: Problem, device: Device) -> str:
-    """The params that tuning finds."""
+    """The params with the least time, which tuning finds."""
     return min(perf_configs(solver, problem, device), key=lambda params: time_ms(solver, problem, params))
 
 
 def kernel_objects(solver: Solver, problem: Problem, device: Device, params: str) -> list[KernelObject]:
-    """The kernels of a solver with these params, as fin sends them; the same kernel can be there more than once."""
+    """The kernel objects of a solver with these params, in fin's format; with duplicates, like fin's."""
     if solver.name in WITHOUT_KERNELS:
         return []
     objects = [_kernel_object(*_source(solver, problem, device, params), device.arch)]
@@ -91,13 +91,13 @@ def kernel_objects(solver: Solver, problem: Problem, device: Device, params: str
 
 
 def ruined(blob: str) -> str:
-    """The blob as fin since April 2024 writes it: cut at the first NUL byte, URL alphabet, padded with dots."""
+    """The blob as written by fin since April 2024: truncated at the first NUL byte, URL-safe alphabet, dots as padding."""
     compressed, _, _ = base64.b64decode(blob).partition(b"\0")
     return base64.urlsafe_b64encode(compressed).decode().replace("=", ".")
 
 
 def is_whole(kernel: KernelObject) -> bool:
-    """Whether a kernel object can be loaded: it decodes to what its sum and size say."""
+    """True if a kernel object can be loaded: it decodes to its declared size and MD5."""
     text = kernel["blob"].replace("-", "+").replace("_", "/").replace(".", "=")
     try:
         code = bz2.decompress(base64.b64decode(text, validate=True))
@@ -116,7 +116,7 @@ def _source(solver: Solver, problem: Problem, device: Device, params: str) -> tu
         stem = f"Conv_Winograd_{solver.name[len('ConvBinWinograd') :].lower()}_{data_type}_stride{problem.strides[0]}"
         return f"{stem}.s", "-Wa,-defsym,ROCM_METADATA_VERSION=5 -mcumode -mwavefrontsize64"
     if "GTCDynamic" in solver.name:
-        # The tile is in the name of the file: different params have the same options.
+        # The tile is part of the file name, since different params have the same options.
         tile = "x".join(params.split(",")[5:8])
         word, layout = _WORDS[problem.direction], "nhwc"
         return f"igemm_{word}_gtcx_{layout}_{data_type}_bx0_ex1_bt{tile}.s", " -Wa,-defsym,ROCM_METADATA_VERSION=5"

@@ -1,10 +1,10 @@
-"""What the double of fin computes on: a convolution read from a job as fin reads it, and MIOpen's names for it."""
+"""Parses the convolution in a job of fin's input file, with fin's checks, and derives MIOpen's keys of it."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: fin's command words: MIOpen's name of the data type, its number in `miopenDataType_t`, bytes of an element.
+#: fin's commands -> MIOpen's name of the data type, its number in `miopenDataType_t`, bytes per element.
 COMMANDS = {"conv": ("FP32", 1, 4), "convfp16": ("FP16", 0, 2), "convbfp16": ("BF16", 5, 2), "convint8": ("INT8", 3, 1)}
 BATCH_NORM_COMMANDS = ("bnorm", "bnormfp16")
 _LAYOUTS = {2: ("NCHW", "NHWC", "CHWN", "NCHWc4", "NCHWc8", "CHWNc4", "CHWNc8"), 3: ("NCDHW", "NDHWC")}
@@ -24,11 +24,11 @@ _BATCH_NORM_SIZES = ("batchsize", "in_channels", "in_h", "in_w", "mode", "save",
 
 
 class FinError(Exception):
-    """fin throws here, which aborts the process."""
+    """Stands for an exception that fin throws, which aborts the process."""
 
 
 class Device(NamedTuple):
-    """The device that a job names."""
+    """The device of a job."""
 
     arch: str  #: without target features
     num_cu: int
@@ -43,7 +43,7 @@ class Device(NamedTuple):
 
 
 def device_of(job: dict[str, Any]) -> Device:
-    """The device of a job that has a config, refused as fin's VerifyDevProps of a debug build refuses it."""
+    """The device of a job with a config; raises FinError where `VerifyDevProps` of a debug build of fin aborts."""
     arch, _, features = word(job, "arch").partition(":")
     num_cu = number(job, "num_cu")
     if arch not in _DEVICES:
@@ -54,7 +54,7 @@ def device_of(job: dict[str, Any]) -> Device:
 
 
 def number(values: dict[str, Any], key: str) -> int:
-    """An integer that must be there."""
+    """A required integer field."""
     value = values.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise FinError(f"[json.exception.type_error.302] type must be number, but {key} is {value!r}")
@@ -62,7 +62,7 @@ def number(values: dict[str, Any], key: str) -> int:
 
 
 def word(values: dict[str, Any], key: str) -> str:
-    """A string that must be there."""
+    """A required string field."""
     value = values.get(key)
     if not isinstance(value, str):
         raise FinError(f"[json.exception.type_error.302] type must be string, but {key} is {value!r}")
@@ -70,7 +70,7 @@ def word(values: dict[str, Any], key: str) -> str:
 
 
 def read_fields(config: dict[str, Any]) -> tuple[Any, ...]:
-    """The values that fin reads of a convolution's config: equal ones are the same problem."""
+    """The values that fin reads from a convolution's config; equal tuples are the same problem."""
     dims = number(config, "spatial_dim")
     if dims not in _LAYOUTS:
         raise FinError("unsupported convolution dimension")
@@ -101,7 +101,7 @@ class Problem:
         self.groups: int = max(groups, 1)
         if in_channels % self.groups or out_channels % self.groups or min(in_channels, out_channels, self.batch) < 1:
             raise FinError("Channels do not match for the filter")
-        #: fin takes any other word for backward weights.
+        #: fin treats any other value as backward weights.
         self.direction = direction if direction in ("F", "B") else "W"
         self.layouts: tuple[str, str, str] = (layouts[0], layouts[1], layouts[2])  #: of x, weights, y
         self._resolve_pads(pad_mode, in_size)
@@ -179,7 +179,7 @@ class Problem:
 
 
 def check_batch_norm(config: dict[str, Any]) -> None:
-    """Refuse a batch norm config that fin refuses."""
+    """Raise FinError for a batch norm config on which fin aborts."""
     for name in _BATCH_NORM_SIZES:
         number(config, name)
     if word(config, "in_layout") != "NCHW":

@@ -1,6 +1,6 @@
-"""MIOpen's solvers as fin lists them, and a plausible rule of which ones apply to a problem.
+"""MIOpen's solvers as listed by fin, and simulated applicability.
 
-The table is that of MIOpen 3.3.0 (2d1fd997). The rule is the double's own: it resembles MIOpen's answers and is not them.
+The table is that of MIOpen 3.3.0 (2d1fd997). The applicability rule is invented: it only resembles MIOpen's answers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Solver(NamedTuple):
     id: int
     name: str
     algorithm: str  #: of a convolution: Direct, GEMM, Winograd, ImplicitGEMM or FFT
-    directions: str  #: those of F, B and W that it can serve as far as its name or a recording tells; "" for batch norm
+    directions: str  #: a subset of FBW, inferred from its name or from recordings; "" for batch norm
     tunable: bool
     dynamic: bool
 
     @property
     def kind(self) -> str:
-        """What fin calls the type."""
+        """fin's problem type."""
         return "convolution" if self.directions else "batch_norm"
 
     def answer(self) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _row(line: str) -> Solver:
 SOLVERS = tuple(_row(line) for line in _TABLE.strip().splitlines())
 BY_NAME = {solver.name: solver for solver in SOLVERS}
 CONVOLUTION = tuple(solver for solver in SOLVERS if solver.kind == "convolution")
-#: Their kernels are in MIOpen's library already, so that they have no kernel objects though they are tunable.
+#: Precompiled into MIOpen's library: tunable, but without kernel objects.
 PRECOMPILED = frozenset(s.name for s in CONVOLUTION if s.id >= 128 and s.name.startswith("ConvHipImplicitGemm"))
 WITHOUT_KERNELS = PRECOMPILED | {solver.name for solver in CONVOLUTION if solver.algorithm == "GEMM"}
 _XDLOPS = ("gfx908", "gfx90a", "gfx940", "gfx942")
@@ -171,7 +171,7 @@ _OLD_WINOGRAD = ("gfx900", "gfx906", "gfx908")
 
 
 def applicable(problem: Problem, device: Device) -> list[str]:
-    """Three to eight solvers in the order of the table; none for INT8 backward, which MIOpen does not have."""
+    """Three to eight solvers in the order of the table; none for INT8 backward, which MIOpen does not implement."""
     if problem.data_type == "INT8" and problem.direction != "F":
         return []
     names = {*_always(problem), *_implicit_gemm(problem, device)}
@@ -197,7 +197,7 @@ def applicable_batch_norm(config: dict[str, object], direction: object) -> list[
 
 
 def is_winograd_only(problem: Problem, names: list[str]) -> bool:
-    """MIOpen's shortcut: the 3x3 Winograd kernel applies, and there are enough output channels to fill it."""
+    """MIOpen's shortcut: only Winograd, if the 3x3 kernel applies and there are enough output channels."""
     channels = (problem.y if problem.direction == "F" else problem.x)[0]
     return "ConvBinWinograd3x3U" in names and channels >= 16 and channels % 2 == 0
 

@@ -1,4 +1,4 @@
-"""The steps of fin's protocol on one job, answered from tables and hashes."""
+"""The steps of fin's protocol for one job, simulated with tables and hashes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIMES = {"zero_time": 0.0, "negative_time": -1.0, "nan_time": None}
 
 
 class Crash(FinError):
-    """The double was told to die here."""
+    """An injected crash."""
 
 
 class Job:
@@ -65,7 +65,7 @@ class Job:
                 raise FinError("[json.exception.type_error.302] type must be string")
             self._note(step)
             self._step(step)
-        # Looking a key up inserts it into fin's copy of the job: what is missing is echoed as null.
+        # fin looks keys up with operator[], which inserts missing ones into its copy of the job: they are echoed as null.
         echo = {key: self._job.get(key) for key in ("config_tuna_id", "arch", "direction")}
         return {**self._output, **echo, "input": {**echo, **self._job}}
 
@@ -75,7 +75,7 @@ class Job:
             with open(self._options["log_file"], "a") as log:
                 log.write(f"{os.getpid()} {step} {key}\n")
         if any(part in key for part in self._options["crash_configs"]):
-            raise Crash(f"told to crash on {key}")
+            raise Crash(f"injected crash on {key}")
 
     def _step(self, step: str) -> None:
         if step == "get_solvers":
@@ -134,7 +134,7 @@ class Job:
         return problem
 
     def _each(self, names: list[str], flag: str, work: Callable[[Solver, Entry, int], bool]) -> list[Entry]:
-        """The entries of a result; `work` fills one in and tells whether it got to the end."""
+        """The entries of a result; `work` fills one in and returns True if it succeeded."""
         results = []
         for index, name in enumerate(names):
             sys.stderr.write(f"Processing Solver: {name}\n")
@@ -162,7 +162,7 @@ class Job:
 
     def _misbehave(self, solver: Solver, crash: str, hanging: str) -> None:
         if solver.name in self._options[crash]:
-            raise Crash(f"told to crash on {solver.name}")
+            raise Crash(f"injected crash on {solver.name}")
         if solver.name in self._options[hanging]:
             sys.stderr.flush()
             hang()
@@ -192,7 +192,7 @@ class Job:
                 kernel["blob"] = fin_kernels.ruined(kernel["blob"])
 
     def _params(self, solver: Solver) -> str:
-        """Those of the system perf db if they are valid, else the default."""
+        """The params of the system perf db if they are valid, else the default."""
         problem = self._convolution()
         found = _system_params(self._device, problem.perf_key(), solver.name) if solver.tunable else None
         if found in fin_kernels.perf_configs(solver, problem, self._device) and found is not None:
@@ -257,7 +257,7 @@ class Job:
                 return False
         self._misbehave(solver, "crash_eval", "hang_eval")
         before = self._params(solver)
-        # The kernels and the workspace are those of before tuning, as fin's are.
+        # Kernels and workspace are those from before tuning, as in fin's answer.
         params = fin_kernels.fastest(solver, problem, self._device) if form == "perf" else before
         entry |= {
             "tunable": solver.tunable,
@@ -275,7 +275,7 @@ class Job:
 
 
 def _recorded(config: dict[str, Any], device: fin_problem.Device) -> list[str] | None:
-    """What a real fin answered for this problem, if the folder TUNA_FIN_RECORDINGS holds its answer."""
+    """A real fin's answer for this problem, if the directory TUNA_FIN_RECORDINGS has one."""
     folder = os.environ.get("TUNA_FIN_RECORDINGS")
     if not folder:
         return None

@@ -1,4 +1,4 @@
-"""A library that does nothing, to measure and test the pipeline by itself. Its results are marked as simulated."""
+"""The no-op library, for tests and benchmarks of the pipeline itself. Its results are marked as simulated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuna.vocabulary import Cause, Resource
 
 
 class NoopOptions(JobOptions):
-    """Ways to make it misbehave."""
+    """Faults to inject."""
 
     sleep_s: float = Field(0.0, ge=0, description="how long each item takes")
     fail: str = Field("", description="solver whose items fail")
@@ -29,7 +29,7 @@ class NoopOptions(JobOptions):
 
 
 class NoopLibrary(Library):
-    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to everything."""
+    """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to every config."""
 
     name = "noop"
     kinds = ("convolution", "gemm")
@@ -38,7 +38,7 @@ class NoopLibrary(Library):
     steps = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
 
     def environment(self) -> Environment:
-        """The same everywhere: nothing is measured."""
+        """The same on every machine, since nothing is measured."""
         return Environment(self.name, "1", "none", 0, f"{self.name}-1")
 
     def solvers(self) -> Sequence[Solver]:
@@ -51,7 +51,7 @@ class NoopLibrary(Library):
         return ((config, names) for config in configs)
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-        """Nothing, quickly. A measured time of 1 ms stands for 'no time'."""
+        """Return at once. `measure` reports 1 ms."""
         for item in items:
             started_at = time.time()
             asked = options.read(NoopOptions, item.options)

@@ -1,4 +1,4 @@
-"""A folder that looks like an installed ROCm: the double of fin, a rocminfo, the version files that Tuna reads.
+"""A fake ROCm installation: the fin double, a fake rocminfo, the version files that Tuna reads.
 
 eval "$(python -m tuna.testing.rocm DIR --arch gfx90a --num-cu 104)"
 """
@@ -43,9 +43,9 @@ def install(
 ) -> dict[str, str]:
     """Write the tree and return the environment variables that make Tuna use it.
 
-    `options` are those of `tuna.testing.fin_options`; `recordings` is a folder with answers of a real fin. Both can be
-    changed by installing again. What the double times is marked as simulated; `marked=False` leaves the mark out, for
-    tests of what becomes of real results. Raises ValueError for an unknown option.
+    `options` are those of `tuna.testing.fin_options`; `recordings` is a directory with answers of a real fin. Both can be
+    changed by installing again. Results of the double are marked as simulated; `marked=False` omits the marker file, for
+    tests of how real results are handled. Raises ValueError for an unknown option.
     """
     folder = folder.absolute()
     checked = fin_options.checked({"gpus": gpus, **(options or {})})
@@ -74,7 +74,7 @@ def install(
 
 
 def rocminfo_text(arch: str, num_cu: int, gpus: int) -> str:
-    """What rocminfo prints on a host with one CPU and some equal GPUs."""
+    """rocminfo's output on a host with one CPU and `gpus` equal GPUs."""
     lines = ["ROCk module is loaded", *_title("HSA System Attributes", "=" * 21)]
     lines += [_line(0, name, value) for name, value in _SYSTEM]
     lines += ["", *_title("HSA Agents", "=" * 10), *_agent(0, *_cpu()), "  ISA Info:                "]

@@ -1,7 +1,7 @@
 """Private servers for tests and benchmarks: MariaDB, Redis, RabbitMQ.
 
-Each keeps what it has in a folder of its own, and ends with the `with` block. MariaDB and Redis also end when the process
-that started them is killed; Erlang does not.
+Each has a private data directory and ends with the `with` block. MariaDB and Redis also end if the process that started
+them is killed; Erlang does not.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ _START_S = 60.0
 
 
 def find(name: str) -> str | None:
-    """Where a server's program is: Debian keeps some out of PATH, where its RabbitMQ insists on a user of its own."""
+    """Path of a server's executable. Debian installs some outside of PATH, and its RabbitMQ in PATH is a wrapper that
+    requires the user rabbitmq."""
     return shutil.which(name, path=f"/usr/lib/rabbitmq/bin:{os.environ['PATH']}:/usr/sbin")
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now."""
+    """An unused port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def listens(address: Address) -> bool:
-    """Whether a server takes connections there."""
+    """True if a server accepts connections at `address`."""
     with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as probe:
         return probe.connect_ex(address) == 0
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str = "what was waited for") -> None:
-    """Poll until it holds; raises TimeoutError."""
+def wait_until(condition: Callable[[], object], seconds: float, what: str = "the condition") -> None:
+    """Poll until the condition holds; raises TimeoutError with `what`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -56,7 +57,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str = "wha
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """The command, run in a session of its own and killed when this process dies, however it dies."""
+    """The command, wrapped so that it runs in its own session and is killed when this process dies (PDEATHSIG)."""
     return [sys.executable, "-I", "-S", child.__file__, json.dumps({"parent": os.getpid()}), "exec", *command]
 
 
@@ -64,11 +65,12 @@ def ending_with_us(command: Sequence[str]) -> list[str]:
 def running(
     command: Sequence[str], address: Address, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[None]:
-    """A server and its children, from when it listens to the end of the block. Raises ServiceError with the end of its log."""
+    """A running server: yields once it listens and kills it and its children afterwards. Raises ServiceError with the end
+    of its log if it does not start."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
             ending_with_us(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
-            start_new_session=True,  # at once, so that there is a group to kill
+            start_new_session=True,  # a process group from the start, so that it can be killed with its children
         )  # fmt: skip
 
     def started() -> bool:
@@ -86,9 +88,9 @@ def running(
 
 
 def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -> list[str]:
-    """Make a MariaDB in a new folder; the command that runs it, with the file `defaults` as its settings and the socket `s`.
+    """Create a MariaDB data directory in a new `folder`; returns the command that runs it, on the socket `s` in `folder`.
 
-    It has an empty database `tuna`, and root without a password. Raises ServiceError.
+    `defaults`: its option file. It has an empty database `tuna`, and root without a password. Raises ServiceError.
     """
     server, install = find("mariadbd"), find("mariadb-install-db")
     if not (server and install):
@@ -100,7 +102,7 @@ def install_mariadb(folder: Path, *options: str, defaults: Path | None = None) -
     subprocess.run([install, *words], check=True, capture_output=True)
     return [
         server, f"--defaults-file={defaults}" if defaults else "--no-defaults", *common, f"--socket={folder / 's'}",
-        f"--tmpdir={folder}",  # at its start a server clears the temporary tables of all others from /tmp
+        f"--tmpdir={folder}",  # a starting server removes temporary tables of other servers from a shared tmpdir
         f"--init-file={folder / 'init.sql'}", *options,
     ]  # fmt: skip
 
@@ -117,7 +119,7 @@ def mariadb_server(*options: str, defaults: Path | None = None) -> Iterator[str]
 
 @contextlib.contextmanager
 def redis_server(*options: str, host: str = "", port: int = 0) -> Iterator[str]:
-    """The URL of an empty Redis: on a Unix socket, or at `host` and `port`, by default a free one."""
+    """The URL of an empty Redis: on a Unix socket, or at `host` and `port` (0: a free one)."""
     address: Address
     with _folder() as folder:
         if host:
@@ -131,13 +133,13 @@ def redis_server(*options: str, host: str = "", port: int = 0) -> Iterator[str]:
 
 
 def with_password(url: str, password: str, user: str = "") -> str:
-    """The URL with a user and a password, neither of them quoted."""
+    """The URL with a user and a password, which are inserted without quoting."""
     return url.replace("://", f"://{user}:{password}@")
 
 
 @contextlib.contextmanager
 def rabbitmq_server(host: str, port: int, vhost: str, user: str, password: str) -> Iterator[None]:
-    """A RabbitMQ that has one virtual host and one user."""
+    """A RabbitMQ with one virtual host and one user."""
     with _folder() as folder:
         (folder / "plugins").write_text("[].\n")
         (folder / "rabbitmq.conf").write_text(
@@ -162,6 +164,6 @@ def rabbitmq_server(host: str, port: int, vhost: str, user: str, password: str) 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A private folder with a short path, as a socket needs it."""
+    """A private directory with a path short enough for a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="tuna-server-", dir="/tmp", ignore_cleanup_errors=True) as name:
         yield Path(name)

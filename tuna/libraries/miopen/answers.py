@@ -1,4 +1,4 @@
-"""What fin answers, read with suspicion: every way in which an answer can be wrong becomes a failure with a cause."""
+"""Parses and validates fin's output; every invalid answer becomes a failure with a cause."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
 from tuna.vocabulary import Cause
 
-#: Config kinds by fin's words for them.
+#: fin's problem type -> Tuna's config kind.
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
-#: What the columns of the database hold, in characters and bytes.
+#: Limits of the database's columns: characters of algorithm, key and params; largest workspace in bytes.
 _MAX_ALGORITHM, _MAX_KEY, _MAX_PARAMS, _MAX_BYTES = 64, 255, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
 
 
 class Failure(Exception):
-    """What fin answered for a solver is no result."""
+    """fin's answer for a solver is not a valid result; `cause` says why."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(text)
@@ -42,7 +42,7 @@ class Measured:
 
 
 def cause_of(error: FinFailed, step: str) -> Cause:
-    """The cause of a call that gave no answer: the solver's fault unless fin ended well and the answer is torn."""
+    """The cause of a failed call: the solver's fault, except for a corrupt answer of a fin that exited normally (infra)."""
     if error.garbled:
         return Cause.INFRA
     building = step.endswith("_compile")
@@ -55,7 +55,7 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
     """The solvers of a get_solvers answer, whose values are all strings; raises FinFailed."""
     found = answer.get("all_solvers")
     if not isinstance(found, list) or not found:
-        raise FinFailed("fin's answer has no all_solvers", "", garbled=True)
+        raise FinFailed("fin's answer lacks all_solvers", "", garbled=True)
     try:
         return [
             Solver(
@@ -69,18 +69,18 @@ def solvers(answer: Mapping[str, Any]) -> list[Solver]:
             for row in found
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise FinFailed(f"fin lists a solver that cannot be understood: {error!r}", "", garbled=True) from None
+        raise FinFailed(f"fin lists an invalid solver: {error!r}", "", garbled=True) from None
 
 
 def _number(text: object) -> int:
     number = int(str(text))
     if not 0 <= number <= _MAX_SOLVER_NUMBER:
-        raise ValueError(f"{number} is no solver's id")
+        raise ValueError(f"{number} is not a solver id")
     return number
 
 
 def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[str]]:
-    """By the number of each config the names of its solvers; raises FinFailed."""
+    """The solver names of each config, in the order of the configs; raises FinFailed."""
     found: dict[int, list[str]] = {}
     for answer in answers:
         number, listed = answer.get("config_tuna_id"), answer.get("applicable_solvers")
@@ -93,7 +93,7 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
 
 
 def problem_key(answer: Mapping[str, Any], config: Config) -> str:
-    """fin's key of the config where it is not ours to know, else empty; raises Failure if it is another's."""
+    """fin's problem key if Tuna cannot compute the config's, else empty; raises Failure if the two differ."""
     theirs, ours = answer.get("db_key"), keys.text_of(config)
     if not isinstance(theirs, str) or not theirs:
         return ""
@@ -107,15 +107,15 @@ def problem_key(answer: Mapping[str, Any], config: Config) -> str:
 def compiled(
     answer: Mapping[str, Any], step: str, solver: str, known_params: str | None, artifacts: ArtifactStore
 ) -> kernels.Compiled:
-    """What a compile step made for `solver`, its kernels checked and stored; raises Failure."""
+    """The output of a compile step for `solver`, its kernels verified and stored as artifacts; raises Failure."""
     found = _entry(answer, step, solver, Cause.BUILD_ERROR)
     flag = "find_compiled" if step == "miopen_find_compile" else "perf_compiled"
     reason = found.get("reason")
     if found.get(flag) is not True or reason != _SUCCESS:
-        raise Failure(*_why(found, reason, Cause.BUILD_ERROR))
+        raise Failure(*_failure_reason(found, reason, Cause.BUILD_ERROR))
     objects = found.get("kernel_objects")
     if not isinstance(objects, list):
-        raise Failure(Cause.BUILD_ERROR, "fin's answer has no kernel_objects")
+        raise Failure(Cause.BUILD_ERROR, "fin's answer lacks kernel_objects")
     try:
         stored = kernels.store(objects, artifacts)
     except kernels.BadKernel as error:
@@ -126,20 +126,20 @@ def compiled(
         algorithm=_algorithm(found, Cause.BUILD_ERROR),
         workspace=_workspace(found),
         params=params if isinstance(params, str) else "",
-        tunable=found.get("tunable") is not False,  # unless it says otherwise
+        tunable=found.get("tunable") is not False,  # older versions of fin do not report it
         known_params=known_params,
         kernels=stored,
     )
 
 
 def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
-    """A solver's time and params; raises Failure for everything that is no time."""
+    """A solver's measurement; raises Failure unless it holds a positive, finite time."""
     found = _entry(answer, step, solver, Cause.RUN_ERROR)
     reason, time_ms = found.get("reason"), finite(found.get("time"))
-    if "reson" in found:  # fin's spelling, for a negative time
+    if "reson" in found:  # misspelt by fin, for a negative time
         raise Failure(Cause.RUN_ERROR, f"{found['reson']} (time {found.get('time')!r})")
     if found.get("evaluated") is not True or reason != _SUCCESS:
-        raise Failure(*_why(found, reason, Cause.RUN_ERROR))
+        raise Failure(*_failure_reason(found, reason, Cause.RUN_ERROR))
     if time_ms is None or time_ms <= 0:
         raise Failure(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
     params = found.get("params", "")
@@ -149,19 +149,19 @@ def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
 
 
 def _entry(answer: Mapping[str, Any], step: str, solver: str, cause: Cause) -> Mapping[str, Any]:
-    """The entry of `solver` in a step's answer. Old versions of fin name it `solver_id` in compile steps."""
+    """The entry of `solver` in a step's answer. Old versions of fin use the field `solver_id` in compile steps."""
     found = answer.get(result_key(step))
     if not isinstance(found, list):
-        raise Failure(cause, f"fin's answer has no {result_key(step)}")
+        raise Failure(cause, f"fin's answer lacks {result_key(step)}")
     for entry in found:
         if isinstance(entry, dict):
             name = entry.get("solver_name", entry.get("solver_id"))
             if isinstance(name, str) and canonical_name(name) == solver:
                 return entry
-    raise Failure(cause, f"fin's answer says nothing of {solver}")
+    raise Failure(cause, f"fin's answer has no entry for {solver}")
 
 
-def _why(found: Mapping[str, Any], reason: object, cause: Cause) -> tuple[Cause, str]:
+def _failure_reason(found: Mapping[str, Any], reason: object, cause: Cause) -> tuple[Cause, str]:
     if reason == "Not Applicable":
         return Cause.NOT_APPLICABLE, "fin says that the solver is not applicable"
     if not isinstance(reason, str):

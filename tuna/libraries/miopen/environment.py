@@ -1,4 +1,4 @@
-"""Which GPU, ROCm and MIOpen are here: from rocminfo and ROCm's version files, or as a person says."""
+"""Detects GPU, ROCm and MIOpen from rocminfo and ROCm's version files, or takes them from the command line."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from tuna.sandbox.processes import run
 from tuna.settings import get_settings
 
 _ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
-_ROCMINFO_LIMIT_S = 60.0
+_ROCMINFO_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as rocminfo shows it."""
+    """A GPU as reported by rocminfo."""
 
     arch: str  #: such as gfx90a
-    num_cu: int  #: as MIOpen counts them
+    num_cu: int  #: compute units as MIOpen counts them
 
 
 def describe() -> Environment:
-    """This machine's environment; raises LibraryMissing where it has no GPU or no ROCm."""
+    """This machine's environment; raises LibraryMissing if it has no GPU or no ROCm."""
     found = visible_gpu()
     return _environment(found.arch, found.num_cu, rocm_version(), miopen_version())
 
 
 def by_hand(facts: Mapping[str, str]) -> Environment:
-    """The environment that a person describes, for machines without the GPU; raises BadInput.
+    """The environment given by options, for machines without the GPU; raises BadInput for invalid ones.
 
-    `facts` are arch, num_cu, rocm_v and miopen_v; the last two are read from this machine when they are not given.
+    `facts` are arch, num_cu, rocm_v and miopen_v; the last two default to this machine's.
     """
     if not facts.get("arch") or not facts.get("num_cu"):
-        raise BadInput("An environment by hand needs an architecture and a number of compute units.", hint="-a and -n")
+        raise BadInput(
+            "An environment by hand needs an architecture and a number of compute units.", hint="give -a and -n"
+        )
     arch, digits = facts["arch"], facts["num_cu"]
     if not _ARCH.fullmatch(arch):
-        raise BadInput(f"{arch!r} is no architecture such as gfx90a or gfx1201.")
+        raise BadInput(f"{arch!r} is not an architecture such as gfx90a or gfx1201.")
     if not digits.isdigit() or not 0 < int(digits) <= 4096:
-        raise BadInput(f"{digits!r} is no number of compute units.")
+        raise BadInput(f"{digits!r} is not a number of compute units.")
     return _environment(
         arch, int(digits), facts.get("rocm_v") or rocm_version(), facts.get("miopen_v") or miopen_version()
     )
 
 
 def toolchain() -> str:
-    """What decides who may compile: ROCm and MIOpen, whatever the GPU."""
+    """The toolchain, which decides which compile jobs a worker can take: ROCm and MIOpen versions, without the GPU."""
     return _toolchain(rocm_version(), miopen_version())
 
 
@@ -112,8 +114,8 @@ def visible_gpu() -> Gpu:
     """The GPU that HIP_VISIBLE_DEVICES names first, else the first; raises LibraryMissing when there is none."""
     program = _rocm() / "bin" / "rocminfo"
     if not program.exists():
-        raise LibraryMissing(f"There is no {program} to ask for the GPU.", hint=_HINT)
-    done = run([str(program)], timeout_s=_ROCMINFO_LIMIT_S)
+        raise LibraryMissing(f"The GPU cannot be detected: there is no {program}.", hint=_HINT)
+    done = run([str(program)], timeout_s=_ROCMINFO_TIMEOUT_S)
     if done.returncode:
         raise LibraryMissing(f"{program} failed: {done.output.strip().splitlines()[-1:] or done.returncode}.")
     gpus = parse_rocminfo(done.output)
@@ -131,8 +133,8 @@ def visible_gpu() -> Gpu:
 def parse_rocminfo(text: str) -> list[Gpu]:
     """The GPU agents in the order of their numbers.
 
-    MIOpen sees work-group processors, two compute units each, on gfx10 devices: a gfx1030 of 72 compute units is the 36
-    in the name of its databases.
+    On gfx10 devices MIOpen counts work-group processors, of two compute units each: the databases of a gfx1030 with 72
+    compute units have 36 in their names.
     """
     gpus = []
     for agent in re.split(r"(?m)^Agent \d+\s*$", text)[1:]:

@@ -1,7 +1,7 @@
-"""Runs the program fin: `fin -i INPUT -o OUTPUT`, in a folder of its own, within limits.
+"""Runs AMD's program fin (`fin -i INPUT -o OUTPUT`) in a private directory, with limits.
 
-fin removes its kernel cache before each solver, so that two calls must never share one; an error in one job of its input
-loses the answers to all of them; its output file is there, empty, before the work begins.
+Three properties of fin matter here: it empties its kernel cache before each solver, so that two calls must never share
+one; an error in one job of its input loses the answers to all of them; it creates its output file, empty, at its start.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tuna.errors import LibraryMissing
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
 
-#: The largest answer that is read; fin's largest are some megabytes for hundreds of kernels. What it describes can
-#: take twenty times as much memory.
+#: Largest answer accepted; fin's largest are some megabytes for hundreds of kernels. Parsed, it can take twenty times
+#: as much memory.
 MAX_ANSWER_BYTES = 128 << 20
-#: What MITuna sets, so that equal questions get equal answers.
-_ALWAYS = {
+#: Variables that MITuna sets for reproducible answers.
+_FIXED_ENV = {
     "MIOPEN_LOG_LEVEL": "4",
     "MIOPEN_SQLITE_KERN_CACHE": "ON",
     "MIOPEN_DEBUG_IMPLICIT_GEMM_FIND_ALL_SOLUTIONS": "1",
@@ -34,25 +34,25 @@ _ALWAYS = {
 
 
 class FinFailed(Exception):
-    """fin gave no answer; `tail` is the end of what it printed."""
+    """fin gave no valid answer; `tail` is the end of its output."""
 
     def __init__(self, reason: str, tail: str, *, timed_out: bool = False, garbled: bool = False) -> None:
         super().__init__(reason)
         self.tail = tail
         self.timed_out = timed_out
-        self.garbled = garbled  #: it ended well, but its answer cannot be read
+        self.garbled = garbled  #: it exited normally, but its answer is invalid
 
     @property
     def text(self) -> str:
-        """What is known: the end of the output, then the reason."""
+        """The end of the output, then the reason."""
         return f"{self.tail.rstrip()}\n{self}".strip()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and on what a call runs."""
+    """Directory, cores and time limit of a call."""
 
-    scratch: Path
+    scratch: Path  #: the call's private directory is created here
     cpus: tuple[int, ...] = ()
     timeout_s: float = 600.0
     variables: Mapping[str, str] = field(default_factory=dict)  #: that make the device visible
@@ -60,15 +60,14 @@ class Place:
 
 
 def program() -> Path:
-    """The program to run; raises LibraryMissing with where it was looked for."""
-    settings = get_settings()
-    path = settings.fin or settings.rocm_path / "bin" / "fin"
+    """The executable; raises LibraryMissing with the path that was tried."""
+    path = _path()
     if not os.access(path, os.X_OK) or not path.is_file():
         raise LibraryMissing(
             f"There is no program {path} (fin, which tunes MIOpen).",
             hint="install fin into /opt/rocm/bin, or set TUNA_FIN to its path",
         )
-    if is_simulated(path) and not settings.simulated:
+    if is_simulated() and not get_settings().simulated:
         raise LibraryMissing(
             f"{path} is Tuna's stand-in for fin, which only pretends to measure.",
             hint="to try MIOpen without a GPU set TUNA_SIMULATED=1; its results are marked as simulated",
@@ -76,8 +75,14 @@ def program() -> Path:
     return path
 
 
-def is_simulated(path: Path) -> bool:
-    """Whether the program at `path` is the stand-in of `tuna.testing.rocm`, which leaves a mark beside it."""
+def _path() -> Path:
+    settings = get_settings()
+    return settings.fin or settings.rocm_path / "bin" / "fin"
+
+
+def is_simulated() -> bool:
+    """True if the executable is the stand-in that `tuna.testing.rocm` installed: it has a marker file beside it."""
+    path = _path()
     return path.with_name(f"{path.name}.simulated").exists()
 
 
@@ -86,15 +91,15 @@ def call(
 ) -> list[dict[str, Any]]:
     """fin's answer to each job; raises FinFailed.
 
-    `perf_db` (file name -> text) makes fin look for params in a system database of its own that holds just these.
+    `perf_db` (file name -> text) is written to a private system database from which fin takes params.
     """
     fin = program()
     with tempfile.TemporaryDirectory(dir=place.scratch, prefix="fin-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
-        asked, answered = home / "input.json", home / "output.json"
-        asked.write_text(json.dumps(jobs))
+        request, answer = home / "input.json", home / "output.json"
+        request.write_text(json.dumps(jobs))
         done = run(
-            [str(fin), "-i", str(asked), "-o", str(answered)],
+            [str(fin), "-i", str(request), "-o", str(answer)],
             timeout_s=place.timeout_s,
             env=_environment(home, perf_db, place.variables),
             cpus=place.cpus or None,
@@ -103,39 +108,39 @@ def call(
         )
         if done.timed_out:
             raise FinFailed(f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True)
-        how = f"signal {done.signal}" if done.signal else f"exit code {done.returncode}"
-        if not answered.exists() or not answered.stat().st_size:
-            raise FinFailed(f"fin ended with {how} and no answer", done.output)
+        status = f"signal {done.signal}" if done.signal else f"exit code {done.returncode}"
+        if not answer.exists() or not answer.stat().st_size:
+            raise FinFailed(f"fin ended with {status} and no answer", done.output)
         if done.returncode:
-            raise FinFailed(f"fin ended with {how}", done.output)
-        return _read(answered, len(jobs), done.output)
+            raise FinFailed(f"fin ended with {status}", done.output)
+        return _read(answer, len(jobs), done.output)
 
 
 def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mapping[str, str]) -> dict[str, str]:
-    made = {
+    folders = {
         "MIOPEN_USER_DB_PATH": home / "user-db",
         "MIOPEN_CUSTOM_CACHE_DIR": home / "cache",
         "TMPDIR": home / "tmp",
     }
     if perf_db:
-        made["MIOPEN_SYSTEM_DB_PATH"] = home / "system-db"
-    for path in made.values():
+        folders["MIOPEN_SYSTEM_DB_PATH"] = home / "system-db"
+    for path in folders.values():
         path.mkdir()
     for name, text in (perf_db or {}).items():
         (home / "system-db" / name).write_text(text)
-    return child_env({**_ALWAYS, **variables, **{name: str(path) for name, path in made.items()}})
+    return child_env({**_FIXED_ENV, **variables, **{name: str(path) for name, path in made.items()}})
 
 
 def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
-    """The answers; the first element, fin's whole environment, is dropped here and never kept."""
+    """Parse the output file; fin's dump of its environment (`process_env`), which may hold secrets, is dropped."""
     if path.stat().st_size > MAX_ANSWER_BYTES:
         raise FinFailed(f"fin's answer is longer than {MAX_ANSWER_BYTES} bytes", tail, garbled=True)
     try:
-        found = from_json(path.read_bytes())  # unlike json, limits nesting and takes no half characters
+        found = from_json(path.read_bytes())  # unlike json, limits nesting and rejects lone surrogates
     except ValueError as error:
-        raise FinFailed(f"fin's answer is no JSON: {error}", tail, garbled=True) from None
+        raise FinFailed(f"fin's answer is not JSON: {error}", tail, garbled=True) from None
     if not isinstance(found, list) or not all(isinstance(answer, dict) for answer in found):
-        raise FinFailed("fin's answer is no list of objects", tail, garbled=True)
+        raise FinFailed("fin's answer is not a list of objects", tail, garbled=True)
     answers = [answer for answer in found if "process_env" not in answer]
     if len(answers) != jobs:
         raise FinFailed(f"fin answered {len(answers)} of {jobs} jobs", tail, garbled=True)
@@ -143,8 +148,8 @@ def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
 
 
 def finite(value: object) -> float | None:
-    """`value` as a finite number; None if it is none."""
+    """`value` as a finite number; None for anything else."""
     try:
         return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an int that exceeds the range of float
         return None

@@ -1,4 +1,4 @@
-"""Compiled kernels as fin hands them over: base64 of bzip2, with the size and MD5 of the code inside."""
+"""Kernel objects in fin's format: base64 of bzip2, with the size and MD5 of the uncompressed code object."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pydantic_core import from_json
 from tuna.libraries.context import ArtifactStore
 from tuna.libraries.items import CodeObject
 
-#: No code object is larger; a blob that claims more is refused before it is unpacked.
+#: Largest code object; a larger declared size is refused before decompression.
 MAX_BYTES = 1 << 30
-#: Longest name and options of a kernel, in characters, as the database holds them.
+#: Limits of the database's columns for a kernel's name and options, in characters.
 _MAX_FILE, _MAX_OPTIONS = 1024, 1 << 20
 
 
 class BadKernel(Exception):
-    """A kernel object that is not what it says; the text says why."""
+    """An invalid kernel object; the message says why."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A code object with the source file and compiler options that name it."""
+    """A code object with its key in MIOpen: source file and compiler options."""
 
     file: str
     options: str
@@ -37,23 +37,23 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compile step made for one solver, with the code in the artifact store."""
+    """The output of a compile step for one solver, with the code objects in the artifact store."""
 
     solver: str
     algorithm: str
     workspace: int
     params: str
     tunable: bool
-    known_params: str | None  #: what the session had told MIOpen to build with
+    known_params: str | None  #: params from the session's perf step that MIOpen built with
     kernels: tuple[CodeObject, ...]  #: name is the source file, args the compiler options
 
     @property
     def certain(self) -> tuple[CodeObject, ...]:
-        """The kernels if they serve whatever params win: there is nothing to tune, or a single build; else none."""
+        """The kernels if they do not depend on the params (not tunable, or a single build); else none."""
         return self.kernels if not self.tunable or len(self.kernels) == 1 else ()
 
     def dump(self) -> bytes:
-        """JSON that `load` reads; equal contents give equal bytes."""
+        """JSON for `load`; equal contents give equal bytes."""
         document = {
             "solver": self.solver,
             "algorithm": self.algorithm,
@@ -67,7 +67,7 @@ class Compiled:
 
     @classmethod
     def load(cls, data: bytes) -> Compiled:
-        """The inverse of `dump`; raises KeyError for what `dump` cannot have written."""
+        """The inverse of `dump`; raises KeyError for an invalid manifest."""
         try:
             found = from_json(data)
             kernels = tuple(
@@ -79,10 +79,10 @@ class Compiled:
 
 
 def decode(found: Mapping[str, Any]) -> Kernel:
-    """The kernel in one of fin's kernel objects, checked; raises BadKernel.
+    """The kernel in one of fin's kernel objects, verified; raises BadKernel.
 
-    Some versions of fin write the URL alphabet and pad with dots, and cut the text at the first NUL: both alphabets are
-    read, and what does not have the size and the MD5 that it should is refused.
+    Some versions of fin use the URL-safe alphabet padded with dots, and truncate the text at the first NUL: both
+    alphabets are decoded, and a wrong size or MD5 is refused.
     """
     file, options, blob, size, md5 = (
         found.get(name) for name in ("kernel_file", "comp_options", "blob", "uncompressed_size", "md5_sum")
@@ -100,14 +100,14 @@ def decode(found: Mapping[str, Any]) -> Kernel:
     except (binascii.Error, OSError, ValueError) as error:
         raise BadKernel(f"{file}: the blob of {len(blob)} characters cannot be unpacked: {error}") from None
     if len(code) != size:
-        raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the {size} that it should")
+        raise BadKernel(f"{file}: the kernel has {len(code)} bytes, not the declared {size}")
     if hashlib.md5(code, usedforsecurity=False).hexdigest() != md5:
         raise BadKernel(f"{file}: the kernel's MD5 is not {md5}")
     return Kernel(file, options, code)
 
 
 def encode(kernel: Kernel) -> dict[str, Any]:
-    """The kernel as fin's eval steps take it."""
+    """The kernel object for fin's eval steps."""
     return {
         "kernel_file": kernel.file,
         "comp_options": kernel.options,
@@ -118,11 +118,11 @@ def encode(kernel: Kernel) -> dict[str, Any]:
 
 
 def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tuple[CodeObject, ...]:
-    """Put fin's kernel objects into the store, each (file, options) once, for fin repeats itself; raises BadKernel."""
+    """Store fin's kernel objects as artifacts, without fin's duplicates of (file, options); raises BadKernel."""
     kept: dict[tuple[str, str], CodeObject] = {}
     for found in objects:
         if not isinstance(found, Mapping):
-            raise BadKernel("a kernel object is no object")
+            raise BadKernel("a kernel object is not a JSON object")
         name = (str(found.get("kernel_file")), str(found.get("comp_options")))
         if name not in kept:
             kernel = decode(found)
@@ -131,5 +131,5 @@ def store(objects: Sequence[Mapping[str, Any]], artifacts: ArtifactStore) -> tup
 
 
 def fetch(compiled: Compiled, artifacts: ArtifactStore) -> list[dict[str, Any]]:
-    """The kernels as fin's eval steps take them; raises KeyError when one is gone or damaged."""
+    """The kernel objects for fin's eval steps; raises KeyError if an artifact is missing or damaged."""
     return [encode(Kernel(code.name, code.args, artifacts.get(code.artifact))) for code in compiled.kernels]

@@ -121,7 +121,7 @@ class MiopenLibrary(Library):
             parts = [[item] for item in together] if step.name == "miopen_perf_eval" else [together]
             work = _eval if step.name.endswith("_eval") else _compile
             by_job = {item.job_id: item for item in together}
-            simulated = fin.is_simulated(fin.program())
+            simulated = fin.is_simulated()
             for part in parts:
                 for result in work(step.name, part, context):
                     reproduce = self.reproduce(by_job[result.job_id])

@@ -1,4 +1,4 @@
-"""What fin is asked: the jobs of its input file. Names of fields are fin's own."""
+"""The jobs of fin's input file; field names are fin's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuna.errors import BadInput
 
 Job = dict[str, Any]
 
-#: Fields of a convolution that fin reads under our names; the filter's layout is `wei_layout` there.
+#: Fields of a convolution with equal names in fin and Tuna; only the filter's layout differs (`wei_layout`).
 _CONV = (
     *("spatial_dim", "batchsize", "in_channels", "in_h", "in_w", "in_d", "out_channels", "fil_h", "fil_w", "fil_d"),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
@@ -22,14 +22,14 @@ EVAL_PREPARATION = ("alloc_buf", "fill_buf")
 
 
 def target_id(arch: str) -> str:
-    """The device as fin's compile and eval steps take it, with the features that MITuna gives it."""
+    """The target ID for fin's compile and eval steps: the architecture with the features that MITuna adds."""
     if arch == "gfx900":
         return "gfx900:xnack-"
     return arch if arch.startswith("gfx1") else f"{arch}:sram-ecc+:xnack-"
 
 
 def config_fields(config: ConvConfig | BatchNormConfig) -> dict[str, Any]:
-    """A config as fin reads it."""
+    """A config in fin's format."""
     if isinstance(config, ConvConfig):
         return {
             "cmd": COMMANDS[config.data_type],
@@ -53,12 +53,12 @@ def config_fields(config: ConvConfig | BatchNormConfig) -> dict[str, Any]:
 
 
 def get_solvers() -> list[Job]:
-    """Every solver that this MIOpen has."""
+    """The job that lists all solvers."""
     return [{"steps": ["get_solvers"]}]
 
 
 def applicability(configs: Iterable[ConvConfig | BatchNormConfig], arch: str, num_cu: int) -> list[Job]:
-    """Which solvers can run which config; `config_tuna_id` is the position of the config, from 0."""
+    """Jobs that ask which solvers can run each config; `config_tuna_id` is the index of the config, from 0."""
     return [
         {
             "steps": ["applicability"],
@@ -80,7 +80,10 @@ def job(
     solvers: Sequence[str],
     compiled: Sequence[Mapping[str, Any]] = (),
 ) -> Job:
-    """One config through a compile or an eval step with these solvers; `compiled` is what an eval step starts from."""
+    """The job for a compile or an eval step of one config with these solvers.
+
+    `compiled` is the matching compile step's answer, which an eval step needs. Raises BadInput for an unknown step.
+    """
     found: Job = {
         "steps": [step],
         "arch": target_id(arch),
@@ -100,5 +103,5 @@ def job(
 
 
 def result_key(step: str) -> str:
-    """The name under which fin answers a step."""
+    """The field of fin's answer that holds a step's result."""
     return f"{step}_result"
