@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,7 +48,7 @@ def read(model: type[_Options], stored: Mapping[str, Any]) -> _Options:
 
     What another version stored and this one does not know, or would refuse, is left out with a line in the log.
     """
-    return model() if not stored else _read(model, json.dumps(dict(stored), sort_keys=True))  # type: ignore[return-value]
+    return cast("_Options", _read(model, json.dumps(dict(stored), sort_keys=True) if stored else "{}"))
 
 
 @functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are complained about once

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 import structlog
@@ -99,8 +99,7 @@ class DrainCounts:
     ended: list[StepResult] = field(default_factory=list)  #: the last results of jobs, in one batch
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What a result makes of its job."""
 
     result: StepResult

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from tuna.db.jobs import step_names
 from tuna.libraries.base import Library
@@ -16,9 +16,8 @@ from tuna.vocabulary import Cause, State
 MAX_UNCHARGED = 20
 
 
-@dataclass(frozen=True)
-class Aftermath:
-    """Columns of a job after an attempt."""
+class Aftermath(NamedTuple):
+    """Columns of a job after an attempt. A tuple, for one is made and compared for each result that is drained."""
 
     state: State
     step: str
