@@ -128,7 +128,7 @@ def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mappi
         path.mkdir()
     for name, text in (perf_db or {}).items():
         (home / "system-db" / name).write_text(text)
-    return child_env({**_FIXED_ENV, **variables, **{name: str(path) for name, path in made.items()}})
+    return child_env({**_FIXED_ENV, **variables, **{name: str(path) for name, path in folders.items()}})
 
 
 def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
