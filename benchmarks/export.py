@@ -92,11 +92,11 @@ def _child(what: str, database: str, directory: str) -> int:
         _dump(Path(database), Path(directory))
     else:
         from tuna.db.engine import make_engine, reading
-        from tuna.exports import Form, export
+        from tuna.exports import export
 
         started = time.perf_counter()
         with reading(make_engine(f"sqlite:///{database}")) as connection:
-            entries = export(connection, 1, Form(what), Path(directory)).entries
+            entries = export(connection, 1, what, Path(directory)).entries
     seconds = time.perf_counter() - started
     print(json.dumps({"s": seconds, "mib": peak_mib(), "entries": entries}))
     return 0

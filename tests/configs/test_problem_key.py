@@ -14,7 +14,7 @@ from shared_data import shared_data
 from tuna.configs import ConvConfig, DataType, Direction, parse_line, problem_key
 from tuna.configs.problem_key import NoKey, ProblemKey
 from tuna.errors import BadInput
-from tuna.exports import perf_db
+from tuna.libraries.miopen.formats import perf_db
 
 counts = st.integers(1, 2**31 - 1)
 

@@ -27,6 +27,9 @@ from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, resu
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.miopen.formats.find_exporter import FindExporter
+from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
+from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.sandbox.cores import compile_cpus
 from tuna.vocabulary import Cause, Resource
 
@@ -61,6 +64,7 @@ class MiopenLibrary(Library):
         Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"]),
     )
     uses_known_params = True
+    exporters = (FindExporter(), PerfExporter(), KernelExporter())
 
     def environment(self) -> Environment:
         """GPU, ROCm and MIOpen of this machine."""

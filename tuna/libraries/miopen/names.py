@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from tuna.libraries.file_names import base_name
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-#: Longest name that every file system takes, less the extension and the suffix of a temporary file.
-_MAX_NAME = 180
+__all__ = ["algorithm_family", "base_name"]
 
 
 def algorithm_family(solver: str) -> str:
@@ -19,21 +17,3 @@ def algorithm_family(solver: str) -> str:
     if low.startswith("gemm"):
         return "GEMM"
     return "Winograd" if "wino" in low else "Direct"
-
-
-def base_name(arch: str, num_cu: int) -> str:
-    """`gfx90a` and 104 give `gfx90a68`, `gfx906` and 60 give `gfx906_60`.
-
-    MIOpen's `Handle::GetDbBasename`: more than 64 compute units in hexadecimal, else decimal after an underscore.
-    Without compute units it is the architecture alone. Of `gfx90a:sramecc+:xnack+` only the name and `_xnack` stay, and
-    what file systems do not take becomes an underscore.
-    """
-    device, *features = arch.split(":")
-    if "xnack+" in features:
-        device += "_xnack"
-    if device in ("gfx906", "gfx908") and "sramecc-" in features:
-        device += "_nosramecc"
-    device = _UNSAFE.sub("_", device).strip("._-")[:_MAX_NAME] or "unknown"
-    if num_cu <= 0:
-        return device
-    return f"{device}{num_cu:x}" if num_cu > 64 else f"{device}_{num_cu}"

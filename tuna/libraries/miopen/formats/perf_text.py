@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from tuna.configs.problem_key import PerfKey
 from tuna.errors import BadInput
-from tuna.exports import compressed
-from tuna.exports.perf_db import PerfRecord
+from tuna.libraries import compressed
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 
 _RESERVED = frozenset("=;:\r\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuna.configs.problem_key import PERF_FIELDS, PerfKey
 from tuna.errors import BadInput
-from tuna.exports import sqlite_file
+from tuna.libraries.miopen.formats import sqlite_file
 
 #: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR REPLACE from doubling.
 TABLES = (
