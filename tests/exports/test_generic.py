@@ -162,6 +162,24 @@ def test_a_golden_version_is_exported_with_all_its_devices(
     assert one.path.name.startswith("gfx90a6e.miopen.results.")
 
 
+def test_sqlite_and_mariadb_give_the_same_rows_in_the_same_order(engine: sa.Engine, tmp_path: Path) -> None:
+    with writing(engine) as connection:
+        build = DatabaseBuilder(connection)
+        session, version = tuned_network(build, trials=6), golden(build)
+    with reading(engine) as connection:
+        paths = [
+            export(connection, session, "json", tmp_path).path,
+            export_golden(connection, version, "json", tmp_path, arch="gfx90a").path,
+        ]
+    found = [list(JSON.read(path)) for path in paths]
+    assert [len(rows) for rows in found] == [13, 2]
+    for rows in found:
+        order = [(row.config_key, row.environment.key, row.time_ms, row.solver) for row in rows]
+        assert order == sorted(order)
+        assert all(row.measured_at is not None for row in rows)
+    assert {row.worker for row in found[0]} == {"eval@tuner-1"}
+
+
 def test_a_perf_db_of_a_golden_version_for_one_device_is_written(build: DatabaseBuilder, tmp_path: Path) -> None:
     report = export_golden(build.connection, golden(build), "perf", tmp_path, arch="gfx90a", num_cu=104)
     assert (report.path.name, report.entries) == ("gfx90a68.db", 1)
