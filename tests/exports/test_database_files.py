@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,19 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports import compressed, find_db, kernel_db, naming, perf_db, perf_text
-from tuna.exports.check import Findings, check
-from tuna.exports.database_file import Kind, kind_of
+from tuna.exports.check import Findings, Known
+from tuna.exports.check import check as check_known
 from tuna.exports.diff import diff, line
 from tuna.exports.entries import Pair
-from tuna.exports.find_db import FindItem
-from tuna.exports.kernel_db import KernelRecord
 from tuna.exports.merge import merge
-from tuna.exports.perf_db import PerfRecord
+from tuna.libraries import compressed
+from tuna.libraries.miopen.formats import find_db, kernel_db, naming, perf_db, perf_text
+from tuna.libraries.miopen.formats.database_file import Kind, kind_of
+from tuna.libraries.miopen.formats.find_db import FindItem
+from tuna.libraries.miopen.formats.kernel_db import KernelRecord
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem_key import PerfKey
+from tuna.libraries.results import KernelOf
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"
@@ -281,7 +285,14 @@ def rules(findings: Findings) -> list[str]:
     return [fault.rule for fault in findings.faults]
 
 
-def none_known(*_: object) -> dict[tuple[str, str], list[list[tuple[str, str]]]]:
+Kernels = dict[tuple[str, str], list[list[KernelOf]]]
+
+
+def check(directory: Path, solvers: dict[str, bool] | None, kernels_of: Callable[..., Kernels]) -> Findings:
+    return check_known(directory, Known(solvers, kernels_of))
+
+
+def none_known(*_: object) -> Kernels:
     return {}
 
 
@@ -328,9 +339,11 @@ def test_the_fastest_solvers_kernels_must_be_in_the_kernel_db(tmp_path: Path, kd
     kernel_db.write(tmp_path / kdb, [KernelRecord("fast.o", "-mcpu=gfx90a", b"code")])
     asked = []
 
-    def kernels_of(arch: str, num_cu: int | None, keys: object) -> dict[tuple[str, str], list[list[tuple[str, str]]]]:
+    def kernels_of(arch: str, num_cu: int | None, keys: object) -> Kernels:
         asked.append((arch, num_cu, keys))
-        slow, fast = [("slow.o", "-mcpu=gfx90a")], [("fast.o", "-mcpu=gfx90a")]
+        slow, fast = (
+            [KernelOf(1, "S", "k", "d", "e", "digest", name, "-mcpu=gfx90a")] for name in ("slow.o", "fast.o")
+        )
         return {(KEY, "Slow"): [slow], (KEY, "Fast"): [slow, fast]}
 
     assert rules(check(tmp_path, None, kernels_of)) == faults

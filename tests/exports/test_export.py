@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from builders import DRIVERS, DatabaseBuilder, memory, schedule, tuned_network, workload
+from builders import DRIVERS, START, DatabaseBuilder, memory, schedule, tuned_network, workload
 
 from tuna.configs import ConvConfig, Direction, parse_line
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
-from tuna.exports import Form, export, find_db, kernel_db, naming, perf_db, tvm_db
+from tuna.exports import export
+from tuna.libraries.miopen.formats import find_db, kernel_db, naming, perf_db
+from tuna.libraries.tvm import tvm_db
 
 LAYER = DRIVERS[1]
 KEY = "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F"
-FORMS = list(Form)
+FORMS = ["find", "perf", "kernel", "tvm", "json", "csv"]
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -44,14 +46,14 @@ def miopen_session(build: DatabaseBuilder) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_two_exports_are_the_same_and_an_older_one_is_replaced(
-    build: DatabaseBuilder, tmp_path: Path, form: Form
+    build: DatabaseBuilder, tmp_path: Path, form: str
 ) -> None:
     session = tuned_network(build)
     first = export(build.connection, session, form, tmp_path)
     before = contents(first.path)
     build.connection.execute(sa.update(models.FindDb).values(time_ms=models.FindDb.time_ms * 2))
     changed = export(build.connection, session, form, tmp_path)
-    assert form is Form.PERF or form is Form.KERNEL or contents(changed.path) != before
+    assert form == "perf" or form == "kernel" or contents(changed.path) != before
     build.connection.execute(sa.update(models.FindDb).values(time_ms=models.FindDb.time_ms / 2))
     again = export(build.connection, session, form, tmp_path)
     assert contents(again.path) == before
@@ -60,18 +62,19 @@ def test_two_exports_are_the_same_and_an_older_one_is_replaced(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_order_in_which_rows_came_does_not_matter(tmp_path: Path, form: Form) -> None:
+def test_the_order_in_which_rows_came_does_not_matter(tmp_path: Path, form: str) -> None:
     results = []
     for seed in (1, 2):
         with memory().connect() as connection:
             build = DatabaseBuilder(connection)
             session = build.session()
             pairs = [(driver, name) for driver in DRIVERS[:4] for name in ("A", "B", "C")]
+            ids = {pair: number for number, pair in enumerate(pairs, 1)}  # a job's id is part of a whole result
             random.Random(seed).shuffle(pairs)
             for driver, name in pairs:
                 config, solver = build.config(driver), build.solver(name)
-                job = build.job(session, config, solver)
-                build.trial(job, 0, 1.0)
+                job = build.job(session, config, solver, id=ids[driver, name])
+                build.trial(job, 0, 1.0, measured_at=START)
                 kept = {
                     "workload": build.kernel(workload(driver + name)),
                     "kernel": build.kernel((driver + name).encode()),
@@ -83,7 +86,7 @@ def test_the_order_in_which_rows_came_does_not_matter(tmp_path: Path, form: Form
 
 
 def test_a_find_db_of_miopen(build: DatabaseBuilder, tmp_path: Path) -> None:
-    report = export(build.connection, miopen_session(build), Form.FIND, tmp_path / "new" / "place")
+    report = export(build.connection, miopen_session(build), "find", tmp_path / "new" / "place")
     assert report.path == tmp_path / "new" / "place" / "gfx90a68.HIP.fdb.txt"
     assert report.path.read_text() == (
         f"{KEY}=ConvAsm3x3U:0.25,0,miopenConvolutionFwdAlgoDirect;GemmFwdRest:0.5,4096,miopenConvolutionFwdAlgoGEMM\n"
@@ -95,7 +98,7 @@ def test_a_find_db_of_miopen(build: DatabaseBuilder, tmp_path: Path) -> None:
 
 
 def test_a_perf_db_of_miopen_holds_tunable_solvers_only(build: DatabaseBuilder, tmp_path: Path) -> None:
-    report = export(build.connection, miopen_session(build), Form.PERF, tmp_path)
+    report = export(build.connection, miopen_session(build), "perf", tmp_path)
     assert report.path.name == "gfx90a68.db"
     (record,) = perf_db.read(report.path)
     assert (record.solver, record.params) == ("ConvAsm3x3U", "0,2,7")
@@ -107,23 +110,27 @@ def test_the_tvm_session_in_every_form(build: DatabaseBuilder, tmp_path: Path) -
     reports = {form: export(build.connection, session, form, tmp_path) for form in FORMS}
     names = {form: report.path.name for form, report in reports.items()}
     assert names == {
-        Form.FIND: "znver5_2.TVM.fdb.txt",
-        Form.PERF: "znver5_2.db",
-        Form.KERNEL: "znver5_2.kdb",
-        Form.TVM: "znver5_2.tvm",
+        "find": "znver5_2.TVM.fdb.txt",
+        "perf": "znver5_2.db",
+        "kernel": "znver5_2.kdb",
+        "tvm": "znver5_2.tvm",
+        "json": "znver5_2.tvm.results.jsonl",
+        "csv": "znver5_2.tvm.results.csv",
     }
-    assert reports[Form.FIND].skipped == {"MIOpen has no key for a gemm config": 1}
+    assert reports["find"].skipped == {"MIOpen has no key for a gemm config": 1}
     assert {form: (r.entries, r.configs) for form, r in reports.items()} == {
-        Form.FIND: (12, 4),
-        Form.PERF: (12, 4),
-        Form.KERNEL: (5, 5),
-        Form.TVM: (52, 5),
+        "find": (12, 4),
+        "perf": (12, 4),
+        "kernel": (5, 5),
+        "tvm": (52, 5),
+        "json": (13, 5),
+        "csv": (13, 5),
     }
-    assert all(json.loads(record.params) for record in perf_db.read(reports[Form.PERF].path))
+    assert all(json.loads(record.params) for record in perf_db.read(reports["perf"].path))
 
 
 def test_the_find_db_is_sorted_and_its_items_too(build: DatabaseBuilder, tmp_path: Path) -> None:
-    report = export(build.connection, tuned_network(build), Form.FIND, tmp_path)
+    report = export(build.connection, tuned_network(build), "find", tmp_path)
     records = list(find_db.read(report.path))
     assert [record.key for record in records] == sorted(record.key for record in records)
     for record in records:
@@ -134,17 +141,17 @@ def test_equal_times_are_ordered_by_solver_and_top_keeps_the_fastest(build: Data
     session, config = build.session(), build.config(LAYER)
     for name, time_ms in [("D", 1.0), ("B", 1.0), ("C", 0.5), ("A", 1.0), ("E", 9.0)]:
         build.winner(session, config, build.solver(name), time_ms)
-    report = export(build.connection, session, Form.FIND, tmp_path, top=3)
+    report = export(build.connection, session, "find", tmp_path, top=3)
     (record,) = find_db.read(report.path)
     assert [item.solver for item in record.items] == ["C", "A", "B"]
     assert report.skipped == {"slower than the 3 fastest of its config": 2}
     with pytest.raises(BadInput, match="at least one"):
-        export(build.connection, session, Form.FIND, tmp_path, top=0)
+        export(build.connection, session, "find", tmp_path, top=0)
 
 
 @pytest.mark.parametrize("time_ms", [0.0, -1.0, 1e-60, math.inf])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_no_time_is_never_exported(build: DatabaseBuilder, tmp_path: Path, form: Form, time_ms: float) -> None:
+def test_what_is_no_time_is_never_exported(build: DatabaseBuilder, tmp_path: Path, form: str, time_ms: float) -> None:
     session, config = build.session(), build.config(LAYER)
     build.winner(session, config, build.solver("A"), time_ms, params=schedule(1))
     with pytest.raises(NotFound, match="1 left out: its time is not a positive number"):
@@ -158,8 +165,8 @@ def test_backward_layers_with_the_same_perf_row_share_it(build: DatabaseBuilder,
     for size, time_ms, params in [(14, 2.0, "slow"), (13, 1.0, "fast")]:
         layer = ConvConfig(1, 8, size, size, 8, 1, 1, 0, 0, 2, 2, direction=Direction.BACKWARD_DATA)
         build.winner(session, build.config(layer), solver, time_ms, params=params)
-    assert export(build.connection, session, Form.FIND, tmp_path).configs == 2
-    report = export(build.connection, session, Form.PERF, tmp_path)
+    assert export(build.connection, session, "find", tmp_path).configs == 2
+    report = export(build.connection, session, "perf", tmp_path)
     assert [record.params for record in perf_db.read(report.path)] == ["fast"]
     assert report.skipped == {"another config with the same key has a better time": 1}
 
@@ -174,7 +181,7 @@ def test_the_kernel_db_holds_the_code_of_the_fastest_and_of_products_too(
     build.winner(session, conv, build.solver("Slow"), 2.0, kernel=build.kernel(b"s" * 999))
     lost = build.config(DRIVERS[0])
     build.winner(session, lost, build.solver("Fast"), 1.0)
-    report = export(build.connection, session, Form.KERNEL, tmp_path)
+    report = export(build.connection, session, "kernel", tmp_path)
     kernels = {record.name: record for record in kernel_db.read(report.path)}
     config = parse_line(LAYER)[0]
     name = f"Fast_{config.key[:16]}.so.o"
@@ -196,7 +203,7 @@ def test_the_tvm_database_has_the_checked_winner_first_and_nothing_that_seemed_f
     build.trial(job, 6, 1.6, params=None)
     kept = build.kernel(workload("a"))
     build.winner(session, config, solver, 1.1, job, trial_number=1, params=schedule(1), workload=kept)
-    report = export(build.connection, session, Form.TVM, tmp_path, top=3)
+    report = export(build.connection, session, "tvm", tmp_path, top=3)
     (layer,) = tvm_db.read(report.path)
     assert [record.seconds for record in layer.records] == [0.0011, 0.002, 0.003]
     assert [json.loads(record.schedule)[0][1][0][1][2] for record in layer.records] == [1, 3, 2]
@@ -212,7 +219,7 @@ def test_layers_of_one_workload_share_it(build: DatabaseBuilder, tmp_path: Path)
     build.winner(session, build.config(DRIVERS[2]), solver, 1.0, params=schedule(0), workload=bad)
     build.winner(session, build.config(DRIVERS[3]), solver, 1.0, params="?", workload=kept)
     build.winner(session, build.config(DRIVERS[4]), solver, 1.0, params=schedule(0))
-    report = export(build.connection, session, Form.TVM, tmp_path)
+    report = export(build.connection, session, "tvm", tmp_path)
     assert (report.path / tvm_db.WORKLOADS).read_text().count("\n") == 1
     assert len(list(tvm_db.read(report.path))) == 2
     assert sum(report.skipped.values()) == 3
@@ -223,24 +230,24 @@ def test_a_tag_limits_the_export(build: DatabaseBuilder, tmp_path: Path) -> None
     build.winner(session, build.config(LAYER, tag="mine"), solver, 1.0)
     build.winner(session, build.config(DRIVERS[0], tag="other"), solver, 1.0)
     build.config(DRIVERS[2], tag="empty")
-    report = export(build.connection, session, Form.FIND, tmp_path, config_tag="mine")
+    report = export(build.connection, session, "find", tmp_path, config_tag="mine")
     assert [record.key for record in find_db.read(report.path)] == [KEY]
     with pytest.raises(NotFound, match="tag 'nobody'"):
-        export(build.connection, session, Form.FIND, tmp_path, config_tag="nobody")
+        export(build.connection, session, "find", tmp_path, config_tag="nobody")
     with pytest.raises(NotFound, match="no results with the tag 'empty' for a find db"):
-        export(build.connection, session, Form.FIND, tmp_path, config_tag="empty")
+        export(build.connection, session, "find", tmp_path, config_tag="empty")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_to_export_writes_nothing_and_keeps_what_was_there(
-    build: DatabaseBuilder, tmp_path: Path, form: Form
+    build: DatabaseBuilder, tmp_path: Path, form: str
 ) -> None:
     session = build.session()
     build.winner(build.session(reason="another"), build.config(LAYER), build.solver("A"), 1.0)
     with pytest.raises(NotFound, match=f"Session {session} has no results for a "):
         export(build.connection, session, form, tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
-    old = tmp_path / f"znver5_2{'.TVM.fdb.txt' if form is Form.FIND else ''}"
+    old = tmp_path / f"znver5_2{'.TVM.fdb.txt' if form == 'find' else ''}"
     old.write_text("old")
     with pytest.raises(NotFound):
         export(build.connection, session, form, tmp_path)
@@ -250,12 +257,12 @@ def test_nothing_to_export_writes_nothing_and_keeps_what_was_there(
 
 def test_an_unknown_session_is_not_found(build: DatabaseBuilder, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no session 7"):
-        export(build.connection, 7, Form.FIND, tmp_path)
+        export(build.connection, 7, "find", tmp_path)
 
 
 def test_only_a_tvm_session_has_a_tvm_database(build: DatabaseBuilder, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="only a tvm session"):
-        export(build.connection, miopen_session(build), Form.TVM, tmp_path)
+        export(build.connection, miopen_session(build), "tvm", tmp_path)
 
 
 def test_names_that_cannot_stand_in_a_find_db_are_left_out(build: DatabaseBuilder, tmp_path: Path) -> None:
@@ -263,7 +270,7 @@ def test_names_that_cannot_stand_in_a_find_db_are_left_out(build: DatabaseBuilde
     build.winner(session, config, build.solver("A;B"), 1.0)
     build.winner(session, config, build.solver("C", algorithm="Magic"), 1.0)
     build.winner(session, config, build.solver("D<3-2>"), 1.0)
-    report = export(build.connection, session, Form.FIND, tmp_path)
+    report = export(build.connection, session, "find", tmp_path)
     (record,) = find_db.read(report.path)
     assert [item.solver for item in record.items] == ["D<3-2>"]
     assert report.skipped == {
@@ -276,8 +283,8 @@ def test_names_that_cannot_stand_in_a_find_db_are_left_out(build: DatabaseBuilde
 def test_a_filename_is_one_plain_name(build: DatabaseBuilder, tmp_path: Path, filename: str) -> None:
     session = miopen_session(build)
     with pytest.raises(BadInput, match="file name"):
-        export(build.connection, session, Form.FIND, tmp_path, filename=filename)
-    report = export(build.connection, session, Form.PERF, tmp_path, filename="mine")
+        export(build.connection, session, "find", tmp_path, filename=filename)
+    report = export(build.connection, session, "perf", tmp_path, filename="mine")
     assert report.path.name == "mine.db"
 
 
@@ -306,7 +313,7 @@ def test_base_names_follow_miopens_rule_and_fit_every_file_system(arch: str, num
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp_path: Path, form: Form) -> None:
+def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp_path: Path, form: str) -> None:
     session = tuned_network(build, trials=6)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
@@ -317,7 +324,7 @@ def test_a_place_that_cannot_be_written_is_bad_input(build: DatabaseBuilder, tmp
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")])
 def test_a_full_disk_leaves_the_older_file_and_nothing_else(
-    build: DatabaseBuilder, tmp_path: Path, form: Form, error: Exception, monkeypatch: pytest.MonkeyPatch
+    build: DatabaseBuilder, tmp_path: Path, form: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = tuned_network(build, trials=6)
     report = export(build.connection, session, form, tmp_path)
@@ -333,8 +340,8 @@ def test_a_full_disk_leaves_the_older_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [report.path]
 
 
-@pytest.mark.parametrize("form", [Form.FIND, Form.PERF, Form.KERNEL])
-def test_a_really_full_disk_is_storage_full(build: DatabaseBuilder, form: Form) -> None:
+@pytest.mark.parametrize("form", ["find", "perf", "kernel"])
+def test_a_really_full_disk_is_storage_full(build: DatabaseBuilder, form: str) -> None:
     """A limit on the size of files makes every write fail, much as a full disk does."""
     resource = pytest.importorskip("resource")
     signal = pytest.importorskip("signal")
@@ -356,10 +363,10 @@ def test_a_directory_is_replaced_also_without_an_exchange_of_names(
     build: DatabaseBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = tuned_network(build, trials=6)
-    report = export(build.connection, session, Form.TVM, tmp_path)
+    report = export(build.connection, session, "tvm", tmp_path)
     (report.path / "stale").write_text("")
     monkeypatch.setattr("tuna.files._exchange", lambda one, other: False)
-    export(build.connection, session, Form.TVM, tmp_path)
+    export(build.connection, session, "tvm", tmp_path)
     assert sorted(contents(report.path)) == [
         f"{report.path.name}/{name}" for name in sorted([tvm_db.RECORDS, tvm_db.WORKLOADS, tvm_db.LAYERS])
     ]

@@ -16,9 +16,10 @@ from shared_data import shared_data
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.errors import NotFound
-from tuna.exports import Form, export, find_db, naming, perf_db
+from tuna.exports import export
 from tuna.exports.importer import import_db
 from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.formats import find_db, naming, perf_db
 
 #: Every direction, groups, dilation, strides that lose a remainder, another layout and type, three dimensions.
 LAYERS = (
@@ -62,7 +63,7 @@ def empty(engine: sa.Engine, arch: str = "gfx90a", num_cu: int = 104) -> int:
         return DatabaseBuilder(connection).session("miopen", arch, num_cu, "imported")
 
 
-def exported(engine: sa.Engine, session: int, form: Form, directory: Path, top: int = 4) -> Path:
+def exported(engine: sa.Engine, session: int, form: str, directory: Path, top: int = 4) -> Path:
     """The file of an export."""
     with reading(engine) as connection:
         return export(connection, session, form, directory, top=top).path
@@ -79,9 +80,9 @@ def results(engine: sa.Engine, session: int) -> list[tuple[Any, ...]]:
     return sorted((layer, name, find_db.time_text(time_ms or 0.0), *rest) for layer, name, time_ms, *rest in found)
 
 
-@pytest.mark.parametrize("forms", [(Form.FIND, Form.PERF), (Form.PERF, Form.FIND)])
+@pytest.mark.parametrize("forms", [("find", "perf"), ("perf", "find")])
 def test_results_that_were_exported_and_imported_are_those_that_were_measured(
-    database: sa.Engine, tmp_path: Path, forms: tuple[Form, ...]
+    database: sa.Engine, tmp_path: Path, forms: tuple[str, ...]
 ) -> None:
     session, copy = measured(database), empty(database)
     for form in forms:
@@ -90,9 +91,9 @@ def test_results_that_were_exported_and_imported_are_those_that_were_measured(
     assert results(database, copy) == results(database, session)
 
 
-@pytest.mark.parametrize("forms", [(Form.FIND,), (Form.PERF,), (Form.FIND, Form.PERF), (Form.PERF, Form.FIND)])
+@pytest.mark.parametrize("forms", [("find",), ("perf",), ("find", "perf"), ("perf", "find")])
 def test_what_was_exported_and_imported_is_exported_the_same(
-    database: sa.Engine, tmp_path: Path, forms: tuple[Form, ...]
+    database: sa.Engine, tmp_path: Path, forms: tuple[str, ...]
 ) -> None:
     session = measured(database)
     files = {form: exported(database, session, form, tmp_path / "first") for form in forms}
@@ -103,9 +104,9 @@ def test_what_was_exported_and_imported_is_exported_the_same(
         assert exported(database, copy, form, tmp_path / "second").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("form", [Form.FIND, Form.PERF])
+@pytest.mark.parametrize("form", ["find", "perf"])
 def test_an_import_into_an_empty_database_is_exported_the_same(
-    database: sa.Engine, sqlite_template: SqliteTemplate, tmp_path: Path, form: Form
+    database: sa.Engine, sqlite_template: SqliteTemplate, tmp_path: Path, form: str
 ) -> None:
     path = exported(database, measured(database), form, tmp_path / "first")
     other = sqlite_template.engine(tmp_path / "other.sqlite")
@@ -120,7 +121,7 @@ def test_a_find_db_that_miopen_ships_is_exported_as_it_was_imported(database: sa
     path = shared_data("miopen_db", "gfx942130.HIP.fdb.txt.head")
     session = empty(database, "gfx942", 304)
     import_db(database, path, session_id=session)
-    again = exported(database, session, Form.FIND, tmp_path, top=9)
+    again = exported(database, session, "find", tmp_path, top=9)
     assert again.name == "gfx942130.HIP.fdb.txt"
     assert list(find_db.read(again)) == list(find_db.read(path))
 
@@ -131,7 +132,7 @@ def test_the_rows_of_a_perf_db_that_miopen_ships_are_exported_as_they_were_impor
     path = shared_data("miopen_db", "gfx942130.trimmed.db")
     session = empty(database, "gfx942", 304)
     import_db(database, path, session_id=session)
-    again = exported(database, session, Form.PERF, tmp_path)
+    again = exported(database, session, "perf", tmp_path)
     assert again.name == "gfx942130.db"
     assert set(perf_db.read(again)) == set(perf_db.read(path))
 
@@ -143,12 +144,12 @@ def test_an_imported_time_of_zero_is_never_exported(database: sa.Engine, tmp_pat
     report = import_db(database, path, session_id=empty(database))
     assert report.zero_times == 1
     with pytest.raises(NotFound, match="its time is not a positive number"):
-        exported(database, report.session_id, Form.FIND, tmp_path / "out")
+        exported(database, report.session_id, "find", tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", [Form.FIND, Form.PERF, Form.KERNEL, Form.TVM])
+@pytest.mark.parametrize("form", ["find", "perf", "kernel", "tvm"])
 def test_a_result_that_is_gone_is_not_in_the_next_export_to_the_same_file(
-    build: DatabaseBuilder, tmp_path: Path, form: Form
+    build: DatabaseBuilder, tmp_path: Path, form: str
 ) -> None:
     session = tuned_network(build, trials=6)
     before = export(build.connection, session, form, tmp_path / "same")
@@ -171,7 +172,7 @@ def test_a_perf_db_of_any_number_of_rows_is_written_and_counted(
     session, config = build.session("miopen", "gfx90a", 104), build.config(DRIVERS[1])
     for number in range(rows):
         build.winner(session, config, build.solver(f"S{number:02}", "miopen"), 1.0, params="x")
-    report = export(build.connection, session, Form.PERF, tmp_path)
+    report = export(build.connection, session, "perf", tmp_path)
     assert (report.entries, report.configs) == (rows, 1)
     assert [record.solver for record in perf_db.read(report.path)] == [f"S{number:02}" for number in range(rows)]
 
@@ -180,7 +181,7 @@ def test_params_of_135_characters_are_exported_whole(build: DatabaseBuilder, tmp
     assert len(CK_PARAMS) == 135
     session = build.session("miopen", "gfx90a", 104)
     build.winner(session, build.config(DRIVERS[1]), build.solver("CkX", "miopen"), 1.0, params=CK_PARAMS)
-    (record,) = perf_db.read(export(build.connection, session, Form.PERF, tmp_path).path)
+    (record,) = perf_db.read(export(build.connection, session, "perf", tmp_path).path)
     assert record.params == CK_PARAMS
 
 
@@ -189,10 +190,10 @@ def test_the_file_name_that_was_asked_for_gets_the_extension(build: DatabaseBuil
     kernel = build.kernel(b"code")
     build.winner(session, build.config(DRIVERS[1]), build.solver("A", "miopen"), 1.0, params="p", kernel=kernel)
     wishes: dict[str, Any] = {"filename": "testing_export_db_outfile"}
-    names = [export(build.connection, session, f, tmp_path, **wishes).path.name for f in Form if f is not Form.TVM]
+    names = [export(build.connection, session, f, tmp_path, **wishes).path.name for f in ("find", "perf", "kernel")]
     expected = {"testing_export_db_outfile" + end for end in (".HIP.fdb.txt", ".db", ".kdb")}
     assert set(names) == expected
-    opencl = export(build.connection, session, Form.FIND, tmp_path, opencl=True, **wishes)
+    opencl = export(build.connection, session, "find", tmp_path, opencl=True, **wishes)
     assert opencl.path.name == "testing_export_db_outfile.OpenCL.fdb.txt"
 
 
@@ -200,7 +201,7 @@ def test_times_stand_after_the_first_colon_and_before_the_first_comma(build: Dat
     session, solver = build.session("miopen", "gfx90a", 104), build.solver("ConvAsm1x1U", "miopen")
     for layer, time_ms in zip(DRIVERS[1:3], (10.0, 20.0), strict=True):
         build.winner(session, build.config(layer), solver, time_ms)
-    lines = export(build.connection, session, Form.FIND, tmp_path).path.read_text().splitlines()
+    lines = export(build.connection, session, "find", tmp_path).path.read_text().splitlines()
     times = {line.partition("=")[0]: float(line.partition(":")[2].partition(",")[0]) for line in lines}
     assert times == {
         "64-56-56-3x3-64-56-56-1-1x1-1x1-1x1-0-NCHW-FP32-F": 10.0,
@@ -211,7 +212,7 @@ def test_times_stand_after_the_first_colon_and_before_the_first_comma(build: Dat
 def test_a_perf_db_has_the_tables_and_indexes_that_mituna_creates(build: DatabaseBuilder, tmp_path: Path) -> None:
     session = build.session("miopen", "gfx90a", 104)
     build.winner(session, build.config(DRIVERS[1]), build.solver("ConvAsm1x1U", "miopen"), 1.0, params="1,2")
-    connection = sqlite3.connect(export(build.connection, session, Form.PERF, tmp_path).path)
+    connection = sqlite3.connect(export(build.connection, session, "perf", tmp_path).path)
     found = connection.execute("SELECT type, name FROM sqlite_master ORDER BY type, name").fetchall()
     rows = connection.execute("SELECT config, solver, params FROM perf_db").fetchall()
     configs = connection.execute("SELECT id, bias FROM config").fetchall()

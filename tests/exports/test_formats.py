@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports import find_db, kernel_db, perf_db, tvm_db
-from tuna.exports.find_db import FindItem, FindRecord
-from tuna.exports.kernel_db import KernelRecord
-from tuna.exports.perf_db import PerfRecord
-from tuna.exports.tvm_db import TunedLayer, TunedRecord
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db
+from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
+from tuna.libraries.miopen.formats.kernel_db import KernelRecord
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
+from tuna.libraries.tvm import tvm_db
+from tuna.libraries.tvm.tvm_db import TunedLayer, TunedRecord
 
 FORMAT_2 = ("gfx942130.HIP.fdb.txt.head", "gfx90a68.HIP.fdb.txt.head", "gfx90878.HIP.fdb.txt.head")
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"

@@ -13,11 +13,12 @@ from shared_data import shared_data
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
-from tuna.exports import Form, export, perf_db
+from tuna.exports import export
 from tuna.exports.diff import diff
 from tuna.exports.entries import Pair
 from tuna.exports.importer import import_db
 from tuna.libraries.base import Environment
+from tuna.libraries.miopen.formats import perf_db
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"
@@ -40,7 +41,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return put
 
 
-def exported(engine: sa.Engine, session_id: int, form: Form, folder: Path, **options: object) -> Path:
+def exported(engine: sa.Engine, session_id: int, form: str, folder: Path, **options: object) -> Path:
     with reading(engine) as connection:
         return export(connection, session_id, form, folder, top=10, **options).path  # type: ignore[arg-type]
 
@@ -69,17 +70,17 @@ def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     assert (second.rows, second.configs, second.new_configs, dict(second.skipped)) == (21_058, 9_393, 0, {})
     assert import_db(engine, find, session_id).changed == import_db(engine, perf, session_id).changed == 0
 
-    again = exported(engine, session_id, Form.FIND, tmp_path)
+    again = exported(engine, session_id, "find", tmp_path)
     # The one difference: MITuna printed 9.0 where C++, and so MIOpen and we, print 9.
     assert again.read_text() == bz2.decompress(find.read_bytes()).decode().replace(".0,", ",")
-    rows = exported(engine, session_id, Form.PERF, tmp_path)
+    rows = exported(engine, session_id, "perf", tmp_path)
     assert not diff(perf, rows).differs
     assert {record.key for record in perf_db.read(rows)} == {record.key for record in perf_db.read(perf)}
     assert len({record.key for record in perf_db.read(rows)}) == 9_393
-    for form, path in ((Form.FIND, again), (Form.PERF, rows)):
+    for form, path in (("find", again), ("perf", rows)):
         before = path.read_bytes()
         assert exported(engine, session_id, form, tmp_path / "2").read_bytes() == before
-    text = exported(engine, session_id, Form.PERF, tmp_path, text=True, packed=True)
+    text = exported(engine, session_id, "perf", tmp_path, text=True, packed=True)
     assert text.name == "gfx942130.db.txt.bz2"
     assert not diff(perf, text).differs
 
@@ -91,12 +92,12 @@ def test_a_perf_db_with_rows_of_three_dimensions_comes_out_as_it_went_in(
     report = import_db(engine, perf, session_id)
     # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution.
     assert (report.rows, dict(report.skipped)) == (9_868, {"its key is none of a convolution": 4})
-    path = exported(engine, session_id, Form.PERF, tmp_path)
+    path = exported(engine, session_id, "perf", tmp_path)
     lost: list[Pair] = []
     diff(perf, path, lost.append)
     assert [("x-5x-5x" in pair.key, pair.b) for pair in lost] == [(True, None)] * 4
     assert sum(record.key.spatial_dim == 3 for record in perf_db.read(path)) == 36
-    assert path.read_bytes() == exported(engine, session_id, Form.PERF, tmp_path / "2").read_bytes()
+    assert path.read_bytes() == exported(engine, session_id, "perf", tmp_path / "2").read_bytes()
 
 
 @pytest.mark.parametrize("perf_first", [False, True])
@@ -135,7 +136,7 @@ def test_the_old_form_of_a_find_db_is_read_in_all_its_dialects(
         report = import_db(engine, shared_data("miopen_db", f"{name}.fdb.txt.head"), session_id)
         assert report.rows > 20
         assert sum(report.skipped.values()) == impossible
-    path = exported(engine, session_id, Form.FIND, tmp_path)
+    path = exported(engine, session_id, "find", tmp_path)
     assert "not used" not in path.read_text()
     lines = path.read_text().splitlines()
     assert all(item.count(",") == 2 for line in lines for item in line.partition("=")[2].split(";"))
@@ -147,7 +148,7 @@ def test_a_time_of_zero_is_kept_and_never_exported(
     algorithm = "miopenConvolutionFwdAlgoDirect"
     path = write("gfx942130.HIP.fdb.txt", f"{KEY}=A:0,64,{algorithm};B:2,0,{algorithm}")
     assert import_db(engine, path, session_id).zero_times == 1
-    assert exported(engine, session_id, Form.FIND, tmp_path / "out").read_text() == f"{KEY}=B:2,0,{algorithm}\n"
+    assert exported(engine, session_id, "find", tmp_path / "out").read_text() == f"{KEY}=B:2,0,{algorithm}\n"
 
 
 def test_what_miopen_would_not_take_is_left_out_and_counted(

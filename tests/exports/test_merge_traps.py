@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shared_data import shared_data
 
 from tuna.errors import BadInput
-from tuna.exports import find_db
-from tuna.exports.find_db import FindItem, FindRecord
 from tuna.exports.merge import merge
+from tuna.libraries.miopen.formats import find_db
+from tuna.libraries.miopen.formats.find_db import FindItem, FindRecord
 
 KEYS = [f"64-{size}-28-3x3-64-{size}-28-16-1x1-1x1-1x1-0-NCHW-FP32-F" for size in range(8, 14)]
 DIRECT, GEMM = "miopenConvolutionFwdAlgoDirect", "miopenConvolutionFwdAlgoGEMM"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from builders import DRIVERS, DatabaseBuilder
 
-from tuna.exports import Form, export, tvm_db
+from tuna.exports import export
+from tuna.libraries.tvm import tvm_db
 
 pytest.importorskip("tvm")
 
@@ -64,7 +65,7 @@ def test_tvm_finds_the_winner_in_an_exported_database(build: DatabaseBuilder, tm
         build.trial(job, number, time_ms, params=made["params"][number])
     kept = build.kernel(made["workload"].encode())
     build.winner(session, config, solver, 2.0, job, trial_number=1, params=made["params"][1], workload=kept)
-    report = export(build.connection, session, Form.TVM, tmp_path)
+    report = export(build.connection, session, "tvm", tmp_path)
     records, best, scheduled = in_tvm(READ, str(report.path))  # type: ignore[misc]
     assert sorted(records) == [[0.002], [0.003]]
     assert best == 0.002

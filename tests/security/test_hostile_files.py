@@ -15,7 +15,9 @@ from tuna.cli.mituna.go_fish import go_fish
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
-from tuna.exports import compressed, find_db, kernel_db, perf_db, sqlite_file, tvm_db
+from tuna.libraries import compressed
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db, sqlite_file
+from tuna.libraries.tvm import tvm_db
 from tuna.settings import get_settings, parse_cpus
 
 DEEP = 100_000
@@ -42,8 +44,9 @@ def _refused(call: Callable[[], object], *words: str) -> None:
 _READERS = """
 from tuna.cli.mituna.yaml_steps import _load
 from tuna.configs import parse_file
-from tuna.exports import find_db, kernel_db, perf_db, perf_text, tvm_db
-from tuna.exports.database_file import kind_of
+from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db, perf_text
+from tuna.libraries.tvm import tvm_db
+from tuna.libraries.miopen.formats.database_file import kind_of
 readers = [parse_file, _load, tvm_db._lines, kind_of]
 readers += [lambda path, read=module.read: list(read(path)) for module in (find_db, perf_text, perf_db, kernel_db)]
 for read in readers:
@@ -215,7 +218,8 @@ def test_a_value_that_would_fill_the_memory_is_refused(
     made = "params TEXT GENERATED ALWAYS AS (hex(zeroblob(400000000))) VIRTUAL"
     perf.execute(f"CREATE TABLE perf_db (id INTEGER PRIMARY KEY, solver, config, {made})")
     perf.execute("INSERT INTO perf_db (id, solver, config) VALUES (1, 's', 1)")
-    code = "from tuna.exports.perf_db import read\ntry:\n    list(read(Path('perf.db')))\nexcept BadInput as e:\n    print(e)"
+    code = "from tuna.libraries.miopen.formats.perf_db import read\n"
+    code += "try:\n    list(read(Path('perf.db')))\nexcept BadInput as e:\n    print(e)"
     assert "perf.db" in in_little_memory(code)
 
 
@@ -226,7 +230,7 @@ def test_a_kernel_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path, i
         rows = [(1, "n", "a", bomb, "0" * 32, 10), (2, "n", "b", bomb, "0" * 32, 2**62), (3, "n", "c", "text", "", -1)]
         connection.executemany("INSERT INTO kern_db VALUES (?, ?, ?, ?, ?, ?)", rows)
     code = """
-from tuna.exports.kernel_db import lookup
+from tuna.libraries.miopen.formats.kernel_db import lookup
 with lookup(Path("k.kdb")) as find:
     for args in "abc":
         try:
@@ -242,7 +246,7 @@ def test_a_packed_file_that_unpacks_for_ever_is_refused_in_little_memory(
 ) -> None:
     (tmp_path / "bomb.db.bz2").write_bytes(bz2.compress(bytes(64 << 20)) * 2)
     code = """
-from tuna.exports import compressed
+from tuna.libraries import compressed
 for read in (lambda path: compressed.unpacked(path, 1 << 20).__enter__(), lambda path: next(compressed.lines(path, "find db"))):
     try:
         read(Path("bomb.db.bz2"))

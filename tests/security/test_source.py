@@ -40,8 +40,8 @@ _SQL = {
 #: Allowed statements built from strings, each from names in the source only.
 _JUSTIFIED = {
     ("tuna/db/engine.py", "_prepare"),  # pragmas from a tuple in the line above
-    ("tuna/exports/sqlite_file.py", "create"),  # the same
-    ("tuna/exports/spool.py", "sort_rows"),  # names that the module generates
+    ("tuna/libraries/miopen/formats/sqlite_file.py", "create"),  # the same
+    ("tuna/libraries/spool.py", "sort_rows"),  # names that the module generates
 }
 
 

@@ -14,23 +14,36 @@ from tuna.cli.console import print_json, print_table
 from tuna.errors import BadInput
 
 _PATH = click.Path(path_type=Path)
+_DATABASE = click.Path(path_type=Path, exists=True)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-@click.command()
+class _Export(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The forms there are; asked for only here, since the libraries that bring them take a while to import."""
+        from tuna.exports.registry import exporters
+
+        with formatter.section("Forms, with their options"):
+            formatter.write_dl(
+                [(one.form, f"{one.title}: {', '.join(one.options.model_fields)}") for one in exporters()]
+            )
+
+
+@click.command(cls=_Export)
 @click.option("--session-id", type=click.IntRange(min=1), help="Whose results.")
 @click.option("--golden", type=click.IntRange(min=0), help="Golden version, instead of a session; needs --arch.")
-@click.option("--form", type=click.Choice(["find", "perf", "kernel", "tvm"]), required=True, help="Which database.")
+@click.option("--form", required=True, help="Which database; see below.")
 @click.option("-d", "--directory", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Where to.")
 @click.option("--arch", help="With --golden: architecture, such as gfx90a.")
 @click.option("--num-cu", type=click.IntRange(min=1), help="With --golden: compute units; default: all of them mixed.")
 @click.option("--library", default="miopen", show_default=True, help="With --golden: whose version.")
 @click.option("--filename", help="Base name; default: from architecture and number of compute units.")
 @click.option("--config-tag", help="Only layers that carry this tag.")
-@click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="Solvers kept for a layer.")
+@click.option("--top", type=click.IntRange(min=1), help="Solvers kept for a layer; default: 4, json and csv: all.")
 @click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
+@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form's.")
 def export(
     session_id: int | None,
     golden: int | None,
@@ -39,11 +52,13 @@ def export(
     arch: str | None,
     num_cu: int | None,
     library: str,
+    pairs: tuple[str, ...],
     **wishes: Any,
 ) -> None:
-    """Write results as a database: find, perf, kernel (MIOpen's formats) or tvm (TVM's own)."""
+    """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's own form."""
     if (session_id is None) == (golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
+    wishes |= options.job_options(pairs, None)
     if session_id is not None:
         transfer.export(session_id, form, directory, **wishes)
     else:
@@ -67,7 +82,7 @@ def import_db(
     miopen_version: str | None,
     reason: str,
 ) -> None:
-    """Import a find db or perf db of MIOpen's, packed with bzip2 or not, into a session."""
+    """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not, into a session."""
     given = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
     transfer.import_db(
         file, session_id, reason, {name: str(value) for name, value in given.items() if value is not None}
@@ -85,8 +100,8 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 
 
 @click.command()
-@click.argument("a", type=_FILE)
-@click.argument("b", type=_FILE)
+@click.argument("a", type=_DATABASE)
+@click.argument("b", type=_DATABASE)
 @click.option("--entries", is_flag=True, help="Show each entry that differs, too.")
 @options.as_json
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
@@ -110,11 +125,11 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @click.option("--library", default="miopen", show_default=True, help="Whose solvers are known.")
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
-    """Check a folder of databases by the rules of MIOpen's own test. Exit 1 if a rule is broken."""
+    """Check a folder of databases, MIOpen's by the rules of its own test. Exit 1 if a rule is broken."""
     from tuna.api import open_database
     from tuna.db import solvers
     from tuna.db.engine import reading
-    from tuna.exports.check import check
+    from tuna.exports.check import Known, check
     from tuna.exports.select import kernels_of
 
     known: dict[str, bool] | None
@@ -123,7 +138,7 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
             known = {solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)}
         except BadInput:
             known = None
-        found = check(directory, known, partial(kernels_of, connection, library))
+        found = check(directory, Known(known, partial(kernels_of, connection, library)))
     if as_json:
         print_json(
             {

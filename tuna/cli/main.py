@@ -35,7 +35,11 @@ COMMANDS = {
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
     "report": ("tuna.cli.status", "report", "Write a session's report as one HTML file."),
     "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
-    "import-db": ("tuna.cli.databases", "import_db", "Import a find db or perf db of MIOpen's."),
+    "import-db": (
+        "tuna.cli.databases",
+        "import_db",
+        "Import a find db or perf db of MIOpen's, or a json or csv export.",
+    ),
     "merge-db": ("tuna.cli.databases", "merge_db", "Merge two databases into a new one."),
     "db-diff": ("tuna.cli.databases", "db_diff", "Say how two databases differ."),
     "check-db": ("tuna.cli.databases", "check_db", "Check a folder of databases by MIOpen's own rules."),

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 def export(session_id: int, form: str, directory: Path, **options: Any) -> Path:
     """Write one database of the session; prints what is in it and, last, its path."""
     from tuna.db.engine import reading
-    from tuna.exports import Form
     from tuna.exports import export as write
 
     with reading(open_database()) as connection:
-        report = write(connection, session_id, Form(form), directory, **options)
+        report = write(connection, session_id, form, directory, **_wanted(options))
     return _tell(report)
 
 
@@ -31,12 +30,17 @@ def export_golden(
 ) -> Path:
     """Write one database of a golden version for a device; prints what is in it and, last, its path."""
     from tuna.db.engine import reading
-    from tuna.exports import Form
     from tuna.exports import export_golden as write
 
     with reading(open_database()) as connection:
-        report = write(connection, version, Form(form), directory, library=library, arch=arch, num_cu=num_cu, **options)
+        wanted = _wanted(options)
+        report = write(connection, version, form, directory, library=library, arch=arch, num_cu=num_cu, **wanted)
     return _tell(report)
+
+
+def _wanted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given: a form refuses those that it does not have."""
+    return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 def _tell(report: ExportReport) -> Path:
@@ -53,11 +57,14 @@ def import_db(
     """Import a find db or perf db into a session, a new one unless given; prints the counts, last the session's id."""
     from tuna.db import sessions
     from tuna.db.engine import writing
-    from tuna.exports import naming
     from tuna.exports.importer import import_db as read
+    from tuna.exports.registry import exporter_of
+    from tuna.libraries.miopen.formats import naming
     from tuna.libraries.registry import get_library
 
     engine = open_database()
+    if session_id is None and (exporter := exporter_of(path)).importable:
+        raise BadInput(f"A {exporter.title} goes into a session that is there.", hint="give it with --session-id")
     if session_id is None:
         arch, num_cu = naming.parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)

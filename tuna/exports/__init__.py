@@ -1,6 +1,6 @@
-"""Results as files that a kernel library or compiler loads: one module for each format, reader and writer together."""
+"""Results as files that a kernel library or compiler loads, in every format that an installed library brings."""
 
-from tuna.exports.exporter import ExportReport, export, export_golden
-from tuna.exports.task import Form
+from tuna.exports.write import export, export_golden
+from tuna.libraries.exporter import ExportReport
 
-__all__ = ["ExportReport", "Form", "export", "export_golden"]
+__all__ = ["ExportReport", "export", "export_golden"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuna.exports.database_file import Kind
-from tuna.exports.entries import Pair, entries, pairs, same_kind, type_of
+from tuna.exports.entries import Pair, entries, pairs, same_form
+from tuna.exports.registry import AnyExporter
 
 _WHAT = ("added", "removed", "changed", "same")
 
@@ -20,7 +20,7 @@ class Diff:
 
     a: Path
     b: Path
-    kind: Kind
+    exporter: AnyExporter  #: of both files
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)  #: by what, solver and type
     faster: int = 0  #: of those changed: the time is less
     slower: int = 0
@@ -42,7 +42,7 @@ class Diff:
     def summary(self) -> str:
         """All entries in one line."""
         counts = ", ".join(f"{self.total(what)} {what}" for what in _WHAT)
-        times = f" ({self.faster} faster, {self.slower} slower)" if self.kind is Kind.FIND else ""
+        times = f" ({self.faster} faster, {self.slower} slower)" if self.exporter.timed else ""
         return counts.replace(" changed", f" changed{times}")
 
     def as_json(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Diff:
         return {
             "a": str(self.a),
             "b": str(self.b),
-            "kind": self.kind.value,
+            "kind": self.exporter.title,
             **{what: self.total(what) for what in _WHAT},
             "faster": self.faster,
             "slower": self.slower,
@@ -60,23 +60,23 @@ class Diff:
 
 
 def diff(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
-    """Compare two databases of one kind, packed or not; a perf db in SQLite and one in text have the same entries.
+    """Compare two databases of one form, packed or not; a perf db in SQLite and one in text have the same entries.
 
-    A solver counts as changed for a key if its time, workspace or algorithm, its params, or its code differ. `each` is
+    A solver counts as changed for a key if any value of its entry differs (time, workspace, algorithm; params; code). `each` is
     told every entry that differs, in the order of keys and solvers. Memory does not grow with the files, but for 12 bytes
     a key. Raises BadInput if a file is damaged or of another kind.
     """
-    kind = same_kind(a, b)
+    exporter = same_form(a, b)
     counts: Counter[tuple[str, str, str]] = Counter()
     faster = slower = 0
-    for pair in pairs(entries(a, kind), entries(b, kind)):
-        counts[_what(pair), _name(kind, pair), type_of(kind, pair.key)] += 1
+    for pair in pairs(entries(a, exporter), entries(b, exporter)):
+        counts[_what(pair), pair.key if exporter.entry_is_key else pair.solver, exporter.type_of(pair.key)] += 1
         if pair.a != pair.b:
             each(pair)
-        if kind is Kind.FIND and pair.a and pair.b:
+        if exporter.timed and pair.a and pair.b:
             faster += pair.b[0] < pair.a[0]
             slower += pair.b[0] > pair.a[0]
-    return Diff(a, b, kind, counts, faster, slower)
+    return Diff(a, b, exporter, counts, faster, slower)
 
 
 def _what(pair: Pair) -> str:
@@ -85,10 +85,6 @@ def _what(pair: Pair) -> str:
     if pair.b is None:
         return "removed"
     return "same" if pair.a == pair.b else "changed"
-
-
-def _name(kind: Kind, pair: Pair) -> str:
-    return pair.key if kind is Kind.KERNEL else pair.solver
 
 
 def line(pair: Pair) -> str:

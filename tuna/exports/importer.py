@@ -1,53 +1,62 @@
-"""From a find db or perf db of MIOpen to the results of a session: what an export wrote, and what MIOpen ships."""
+"""From a database file to the results of a session: what an export wrote, and what MIOpen ships."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from tuna.configs import Config as Layer
 from tuna.configs import ConvConfig
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, Solver
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
-from tuna.exports import find_db
-from tuna.exports.database_file import Kind, kind_of, read_perf
-from tuna.exports.find_db import FindRecord
+from tuna.exports import registry
 from tuna.exports.intake import Batch, ImportReport, Task
-from tuna.exports.perf_db import PerfRecord
 from tuna.libraries.base import canonical_name
+from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.formats import find_db
+from tuna.libraries.miopen.formats.database_file import read_perf
+from tuna.libraries.miopen.formats.find_db import FindRecord
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem_key import NoKey, PerfKey
 
+#: How the records of a file are read, and how they are stored.
+_Reading: TypeAlias = tuple[Callable[[Path], Iterator[Any]], Callable[[Task, Iterator[Any]], None]]
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
 def import_db(engine: sa.Engine, path: Path, session_id: int) -> ImportReport:
-    """Read a find db (text) or perf db (SQLite or text), packed with bzip2 or not, into a session.
+    """Read a find db (text) or perf db (SQLite or text) of MIOpen's, or any other form that can be imported.
 
-    What was measured here is never replaced; what was imported is. A find db and a perf db of the same session complete
-    each other, whichever comes first. Importing a file again changes nothing. Raises BadInput before anything is stored
-    if the file is damaged, and NotFound if there is no such session.
+    The file may be packed with bzip2. What was measured here is never replaced; what was imported is. A find db and a
+    perf db of the same session complete each other, whichever comes first. Importing a file again changes nothing.
+    Raises BadInput before anything is stored if the file is damaged, and NotFound if there is no such session.
     """
     source = _source(path)
-    kind = kind_of(path)
-    if kind is Kind.KERNEL:
-        raise BadInput(f"{path} is a kernel db: a find db or a perf db can be imported.")
-    read: Callable[[], Iterator[Any]] = partial(find_db.read if kind is Kind.FIND else read_perf, path)
+    exporter = registry.exporter_of(path)
+    # A key of MIOpen's stands for several layers; a row of another form is one layer.
+    readers: dict[str, _Reading] = {"find": (find_db.read, _import_find), "perf": (read_perf, _import_perf)}
+    if exporter.form not in readers and not exporter.importable:
+        able = sorted({*readers, *(other.form for other in registry.exporters() if other.importable)})
+        raise BadInput(f"{path} is a {exporter.title}, which cannot be imported.", hint=f"these can: {', '.join(able)}")
+    reader, store = readers.get(exporter.form, (exporter.imported, _import_results))
+    read: Callable[[], Iterator[Any]] = partial(reader, path)
     wanted = _survey(read())
     with writing(engine) as connection:
         library = sessions.get(connection, session_id).environment.library
         solvers, new_solvers = _add_solvers(connection, library, wanted)
     task = Task(engine, session_id, source, solvers, new_solvers)
-    store = _import_find if kind is Kind.FIND else _import_perf
     store(task, read())
     return task.report()
 
@@ -70,14 +79,20 @@ class _Wanted:
 
     family: str = ""
     tunable: bool = False
+    kinds: set[str] = field(default_factory=set)
 
 
-def _survey(records: Iterable[FindRecord | PerfRecord]) -> dict[str, _Wanted]:
+def _survey(records: Iterable[FindRecord | PerfRecord | ImportedResult]) -> dict[str, _Wanted]:
     """The solvers of a file; reads all of it, so that a damaged one is refused before anything is stored."""
     found: dict[str, _Wanted] = {}
     for record in records:
         if isinstance(record, PerfRecord):
             found.setdefault(canonical_name(record.solver), _Wanted()).tunable = True
+            continue
+        if isinstance(record, ImportedResult):
+            wanted = found.setdefault(canonical_name(record.solver), _Wanted())
+            wanted.family, wanted.tunable = wanted.family or record.family, wanted.tunable or bool(record.params)
+            wanted.kinds.add(record.kind)
             continue
         for item in record.items:
             wanted = found.setdefault(canonical_name(item.solver), _Wanted())
@@ -101,7 +116,7 @@ def _add_solvers(
         {
             "library": library,
             "name": name,
-            "kinds": ConvConfig.kind,
+            "kinds": ",".join(sorted(facts.kinds)) or ConvConfig.kind,
             "algorithm": facts.family,
             "tunable": facts.tunable,
             "dynamic": False,
@@ -257,3 +272,42 @@ def _make(batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mappin
         except BadInput as error:
             batch.skipped[_why(error)] += len(wanted[key])
     return batch.store_configs(made)
+
+
+def _import_results(task: Task, records: Iterator[ImportedResult]) -> None:
+    def store(batch: Batch, part: Sequence[ImportedResult]) -> None:
+        layers: dict[str, Layer] = {}
+        for record in part:
+            if record.config not in layers:
+                with contextlib.suppress(BadInput):
+                    layers[record.config] = read_one(record.config)
+        ids = batch.store_configs(layers)
+        batch.read(ids.values())
+        batch.counts["configs"] += len(ids)
+        for record in part:
+            _put_result(batch, record, ids)
+
+    task.run(store, records)
+
+
+def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) -> None:
+    solver_id = batch.solver(record.solver)
+    if solver_id is None:
+        return
+    if record.config not in ids:
+        batch.skipped["its config is none that Tuna can read"] += 1
+    elif record.simulated:
+        batch.skipped["its time is simulated"] += 1
+    elif record.workspace_bytes > _MAX_BYTES or len(record.algorithm) > _MAX_ALGORITHM:
+        batch.skipped["its workspace or algorithm is more than there is room for"] += 1
+    else:
+        values = {
+            "time_ms": record.time_ms,
+            "workspace_bytes": record.workspace_bytes,
+            "params": record.params,
+            "algorithm": "" if record.algorithm == record.family else record.algorithm,
+        }
+        if batch.put(ids[record.config], solver_id, values):
+            batch.counts["rows"] += 1
+        else:
+            batch.skipped["the session has measured it"] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import ConvConfig
+from tuna.configs import Config
 from tuna.db import configs
 from tuna.db.engine import retrying, writing
 from tuna.db.models import FindDb
@@ -92,7 +92,7 @@ class Batch:
         )
         self.before = {(row.config_id, row.solver_id): row for row in self.connection.execute(query)}
 
-    def store_configs(self, made: Mapping[Any, ConvConfig]) -> dict[Any, int]:
+    def store_configs(self, made: Mapping[Any, Config]) -> dict[Any, int]:
         """The ids of the configs, stored if they are new."""
         distinct = {config.key: config for config in made.values()}
         stored = configs.store(self.connection, list(distinct.values()), None)

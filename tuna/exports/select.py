@@ -1,14 +1,10 @@
-"""What the exporters read from SQL: the results of a session or of a golden version, streamed."""
+"""Whose results are exported, and the queries of what exporters are given of them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,17 +23,12 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.errors import BadInput, NotFound
-from tuna.exports import kernel_db
-from tuna.exports.find_db import time_text
-
-_FETCH_ROWS = 5000
-_BATCH = 500
-NO_TIME = "its time is not a positive number"
+from tuna.libraries.results import KernelOf, SolverFacts
 
 
 @dataclass(frozen=True)
-class Source:
-    """Whose results are exported, and for what."""
+class Selection:
+    """The results of one session or golden version, and for what they are."""
 
     title: str  #: such as `Session 3`
     library: str
@@ -47,11 +38,12 @@ class Source:
     environment_key: str  #: of a session; empty where every result has its own
     rows: type[FindDb] | type[GoldenEntry]
     where: tuple[sa.ColumnElement[bool], ...]
-    mixed: bool = False  #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+    tag: str | None
+    mixed: bool = False  #: results of several CU counts compete
 
     def column(self, name: str) -> Any:
-        """A column of the results."""
-        return getattr(self.rows, name)
+        """A column of the results; NULL where they have no such."""
+        return getattr(self.rows, name, sa.null())
 
     @property
     def key(self) -> sa.ColumnElement[Any]:
@@ -59,12 +51,32 @@ class Source:
         return sa.func.coalesce(self.column("problem_key"), Config.problem_key)
 
     @property
-    def age(self) -> tuple[Any, ...]:
-        """What `age_of` reads; nothing where it does not matter."""
-        return (GoldenEntry.measured_at, GoldenEntry.num_cu) if self.mixed else ()
+    def fields(self) -> dict[str, Any]:
+        """The column of each of `results.FIELDS`."""
+        names = ("solver_id", "time_ms", "workspace_bytes", "params", "algorithm", "job_id", "trial_number", "workload")
+        return {
+            "result_id": self.column("id"),
+            "config_key": Config.key,
+            "driver": Config.driver,
+            "problem_key": self.key,
+            "problem": sa.func.coalesce(self.key, Config.driver),
+            **{name: self.column(name) for name in names},
+            "num_cu": GoldenEntry.num_cu if self.rows is GoldenEntry else sa.literal(self.num_cu),
+            "measured_at": GoldenEntry.measured_at if self.mixed else sa.null(),
+        }
+
+    def chosen(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """The query over these results and their configs only.
+
+        Served by the unique index that begins with (session_id, config_id) or (golden_id, arch).
+        """
+        query = query.select_from(self.rows).join(Config, Config.id == self.column("config_id")).where(*self.where)
+        if self.tag is not None:
+            query = query.join(ConfigTag, sa.and_(ConfigTag.config_id == Config.id, ConfigTag.tag == self.tag))
+        return query
 
 
-def session_source(connection: sa.Connection, session_id: int) -> Source:
+def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:
     """A session's results; raises NotFound."""
     query = (
         sa.select(Environment.library, Environment.arch, Environment.num_cu, Environment.target, Environment.key)
@@ -74,7 +86,7 @@ def session_source(connection: sa.Connection, session_id: int) -> Source:
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFound(f"There is no session {session_id}.")
-    return Source(
+    return Selection(
         f"Session {session_id}",
         row.library,
         row.arch,
@@ -83,10 +95,13 @@ def session_source(connection: sa.Connection, session_id: int) -> Source:
         row.key,
         FindDb,
         (FindDb.session_id == session_id,),
+        tag,
     )
 
 
-def golden_source(connection: sa.Connection, library: str, version: int, arch: str, num_cu: int | None) -> Source:
+def of_golden(
+    connection: sa.Connection, library: str, version: int, arch: str, num_cu: int | None, tag: str | None
+) -> Selection:
     """A golden version's results for an architecture, for one CU count or for all; raises NotFound or BadInput."""
     if not arch:
         raise BadInput("The export of a golden version needs an architecture.", hint="give it with -a, such as gfx90a")
@@ -102,7 +117,7 @@ def golden_source(connection: sa.Connection, library: str, version: int, arch: s
     if num_cu is not None:
         where.append(GoldenEntry.num_cu == num_cu)
     title = f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
-    return Source(title, library, arch, num_cu or 0, "", "", GoldenEntry, tuple(where), num_cu is None)
+    return Selection(title, library, arch, num_cu or 0, "", "", GoldenEntry, tuple(where), tag, num_cu is None)
 
 
 def check_tag(connection: sa.Connection, tag: str) -> None:
@@ -111,131 +126,21 @@ def check_tag(connection: sa.Connection, tag: str) -> None:
         raise NotFound(f"There is no config with the tag {tag!r}.")
 
 
-class SolverFacts(NamedTuple):
-    """What exporters need of a solver."""
-
-    name: str
-    algorithm: str
-    tunable: bool
-
-
 def solvers(connection: sa.Connection, library: str) -> dict[int, SolverFacts]:
     """The library's solvers by id."""
     query = sa.select(Solver.id, Solver.name, Solver.algorithm, Solver.tunable).where(Solver.library == library)
     return {row[0]: SolverFacts(*row[1:]) for row in connection.execute(query)}
 
 
-def results(
-    connection: sa.Connection, source: Source, tag: str | None, key: Any, columns: Sequence[Any], ordered: bool
-) -> Iterator[tuple[Any, ...]]:
-    """(key, columns) of the source's results that have a key, streamed: memory does not grow with their number.
-
-    Served by the unique index that begins with (session_id, config_id) or (golden_id, arch). Where rows are `ordered`
-    by key, the database sorts them, in a file when it must, by bytes: text columns have binary collations.
-    """
-    query = _chosen(sa.select(key, *columns), source, tag).where(key.is_not(None))
-    if ordered:
-        query = query.order_by(key)
-    rows: Any = connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
-    return iter(rows)
-
-
-def _chosen(query: sa.Select[Any], source: Source, tag: str | None) -> sa.Select[Any]:
-    query = query.select_from(source.rows).join(Config, Config.id == source.column("config_id")).where(*source.where)
-    if tag is not None:
-        query = query.join(ConfigTag, sa.and_(ConfigTag.config_id == Config.id, ConfigTag.tag == tag))
-    return query
-
-
-def count_keyless(connection: sa.Connection, source: Source, tag: str | None) -> dict[str, int]:
-    """How many results have no key, by why."""
+def kinds_without_key(connection: sa.Connection, selection: Selection) -> dict[str, int]:
+    """How many results have no key, by their config's kind."""
     counts: tuple[Any, ...] = (Config.kind, sa.func.count())
-    query = sa.select(*counts).where(source.key.is_(None)).group_by(Config.kind)
-    rows: Any = connection.execute(_chosen(query, source, tag))
-    return {f"MIOpen has no key for a {kind} config": count for kind, count in rows}
+    query = selection.chosen(sa.select(*counts).where(selection.key.is_(None)).group_by(Config.kind))
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def by_key(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, Iterator[tuple[Any, ...]]]]:
-    """Sorted rows in groups that share their first column."""
-    return groupby(rows, key=itemgetter(0))
-
-
-def perf_order(key: str) -> str:
-    """What `ProblemKey.perf_order` makes of a find-db key, without taking it all apart; for no key, something else."""
-    words = key.split("-")
-    dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
-    if len(words) < 11 + 2 * dims:
-        return key
-    direction, _, options = words[-1].partition("_")
-    groups = options.partition("_")[0]
-    tail = f"{direction}_{groups}" if groups.startswith("g") else direction
-    # Neither the extents of "out" nor the layouts of weights and "out" are in a perf db.
-    return "-".join((*words[: dims + 3], *words[2 * dims + 3 : 2 * dims + 9], words[-2], tail))
-
-
-def is_time(time_ms: float | None) -> bool:
-    """Whether this can stand in a database as a time."""
-    return time_ms is not None and time_text(time_ms) is not None
-
-
-def age_of(age: Sequence[Any]) -> tuple[float, int]:
-    """Smaller for what was measured later, then for fewer CUs; `age` has the columns of `Source.age`."""
-    if not age:
-        return 0.0, 0
-    measured_at: datetime | None = age[0]
-    return float("inf") if measured_at is None else -measured_at.timestamp(), age[1]
-
-
-def one_each(entries: list[tuple[Any, ...]], mixed: bool, skipped: Counter[str]) -> list[tuple[Any, ...]]:
-    """The entries (time, solver, ..., age) of one key, fastest first, each solver once; the others are counted."""
-    entries.sort()
-    if len({entry[1] for entry in entries}) == len(entries):
-        return entries
-    best: dict[str, tuple[Any, ...]] = {}
-    for entry in sorted(entries, key=itemgetter(-1)) if mixed else entries:
-        best.setdefault(entry[1], entry)
-    reason = "a later result" if mixed else "another config with the same key has a better time"
-    skipped[reason] += len(entries) - len(best)
-    return sorted(best.values())
-
-
-class KernelOf(NamedTuple):
-    """A code object of a result; `digest` is None for a result without any."""
-
-    result_id: int
-    solver: str
-    config_key: str
-    driver: str
-    environment_key: str
-    digest: str | None
-    name: str
-    args: str
-
-    def names(self, arch: str) -> tuple[str, str]:
-        """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
-        arch = arch.partition(":")[0]
-        if not self.name:
-            return (
-                kernel_db.object_name(self.solver, self.config_key),
-                kernel_db.object_args(self.driver, self.environment_key, arch),
-            )
-        name = self.name if self.name.endswith(".o") else f"{self.name}.o"
-        complete = "-mcpu=" in self.args or name.endswith(".mlir.o")
-        return name, self.args if complete else f"{self.args} -mcpu={arch}"
-
-
-def kernels(connection: sa.Connection, source: Source, result_ids: Iterable[int]) -> Iterator[KernelOf]:
-    """The code objects of these results, in the order of the ids, a few hundred results at a time."""
-    batch: list[int] = []
-    for result_id in result_ids:
-        batch.append(result_id)
-        if len(batch) == _BATCH:
-            yield from _kernels(connection, source, batch)
-            batch = []
-    yield from _kernels(connection, source, batch)
-
-
-def _kernels(connection: sa.Connection, source: Source, ids: Sequence[int]) -> list[KernelOf]:
+def kernels(connection: sa.Connection, source: Selection, ids: Sequence[int]) -> list[KernelOf]:
+    """The code objects of these results, in the order of the ids; one without a digest for a result without any."""
     row: Any = source.rows
     kernel: Any = FindDbKernel if source.rows is FindDb else GoldenKernel
     owner = FindDbKernel.find_db_id if source.rows is FindDb else GoldenKernel.golden_entry_id
@@ -272,15 +177,10 @@ def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limi
     return [(number, time_ms or 0.0, params or "") for number, time_ms, params in connection.execute(query)]
 
 
-def total(skipped: Mapping[str, int]) -> str:
-    """What was left out, as a sentence's end."""
-    return "; ".join(f"{count} left out: {reason}" for reason, count in sorted(skipped.items()))
-
-
 def kernels_of(
     connection: sa.Connection, library: str, arch: str, num_cu: int | None, keys: Sequence[str]
-) -> dict[tuple[str, str], list[list[tuple[str, str]]]]:
-    """By key and solver, for each session that measured it on this device: the names and arguments of its kernels."""
+) -> dict[tuple[str, str], list[list[KernelOf]]]:
+    """By key and solver, for each session that measured it on this device: its kernels."""
     key = sa.func.coalesce(FindDb.problem_key, Config.problem_key)
     kernel = (FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
     columns: tuple[Any, ...] = (key, FindDb.id, Solver.name, Config.key, Config.driver, Environment.key, *kernel)
@@ -296,9 +196,9 @@ def kernels_of(
     )
     if num_cu is not None:
         query = query.where(Environment.num_cu == num_cu)
-    by_result: dict[tuple[str, str], dict[int, list[tuple[str, str]]]] = {}
+    by_result: dict[tuple[str, str], dict[int, list[KernelOf]]] = {}
     for key_text, *values in connection.execute(query):
         found = KernelOf(*values)
         results = by_result.setdefault((key_text, found.solver), {})
-        results.setdefault(found.result_id, []).append(found.names(arch))
+        results.setdefault(found.result_id, []).append(found)
     return {name: list(results.values()) for name, results in by_result.items()}

@@ -12,10 +12,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
@@ -83,6 +85,8 @@ class Library(ABC):
     options: type[JobOptions] = JobOptions
     #: Whose devices its device steps measure on; None: the first GPU that the worker may use, else its measuring cores.
     device_kind: Kind | None = None
+    #: The database formats that it brings; each writes results of any library that it accepts.
+    exporters: Sequence[Exporter[Any]] = ()
     #: Whether work items carry the best params that the session has for their config and solver.
     uses_known_params: bool = False
 

@@ -29,6 +29,9 @@ from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, resu
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
+from tuna.libraries.miopen.formats.find_exporter import FindExporter
+from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
+from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.cores import compile_cpus
 from tuna.sandbox.discovery import Kind
@@ -74,6 +77,7 @@ class MiopenLibrary(Library):
         Step("miopen_find_eval", Resource.DEVICE, chunk=8, time_limit_s=2 * _TIMEOUT_S["miopen_find_eval"]),
     )
     uses_known_params = True
+    exporters = (FindExporter(), PerfExporter(), KernelExporter())
 
     def environment(self) -> Environment:
         """GPU, ROCm and MIOpen of this machine."""

@@ -23,6 +23,7 @@ from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, resu
 from tuna.libraries.options import JobOptions
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.solvers import TABLE
+from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.vocabulary import Cause, Resource
@@ -59,6 +60,7 @@ class TvmLibrary(Library):
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
+    exporters = (TvmDatabaseExporter(),)
 
     def __init__(self) -> None:
         self._compiler: Child | None = None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tuna.errors import BadInput
-from tuna.exports import compressed
-from tuna.exports.perf_db import PerfRecord
+from tuna.libraries import compressed
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem_key import PerfKey
 
 _RESERVED = frozenset("=;:\r\n")

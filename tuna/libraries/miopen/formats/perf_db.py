@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.exports import sqlite_file
+from tuna.libraries.miopen.formats import sqlite_file
 from tuna.libraries.miopen.problem_key import PERF_FIELDS, PerfKey
 
 #: Letter for letter what MIOpen's own files hold (gfx942130.db); the indexes keep its INSERT OR REPLACE from doubling.

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.exports import sqlite_file
+from tuna.libraries.miopen.formats import sqlite_file
+from tuna.libraries.results import KernelOf
 
 TABLE = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args` TEXT NOT NULL,"
@@ -50,6 +51,19 @@ def object_name(solver: str, config_key: str) -> str:
 def object_args(driver: str, environment_key: str, arch: str) -> str:
     """The kernel arguments of a layer's shared object: they name the layer and what it was built for."""
     return _quotable(f"{driver} -DTUNA_ENVIRONMENT={environment_key} -mcpu={arch.partition(':')[0]}")
+
+
+def names_of(kernel: KernelOf, arch: str) -> tuple[str, str]:
+    """The name and arguments that the loader asks for, by MIOpen's rule where the library named the kernel."""
+    arch = arch.partition(":")[0]
+    if not kernel.name:
+        return (
+            object_name(kernel.solver, kernel.config_key),
+            object_args(kernel.driver, kernel.environment_key, arch),
+        )
+    name = kernel.name if kernel.name.endswith(".o") else f"{kernel.name}.o"
+    complete = "-mcpu=" in kernel.args or name.endswith(".mlir.o")
+    return name, kernel.args if complete else f"{kernel.args} -mcpu={arch}"
 
 
 def _quotable(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.exports import compressed
+from tuna.libraries import compressed
 
 #: Page size and journal mode of the files that MIOpen ships.
 _PAGE_BYTES = 4096

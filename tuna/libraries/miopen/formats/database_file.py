@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
 from tuna.errors import BadInput
-from tuna.exports import compressed, perf_db, perf_text, sqlite_file
-from tuna.exports.perf_db import PerfRecord
+from tuna.libraries import compressed
+from tuna.libraries.miopen.formats import perf_db, perf_text, sqlite_file
+from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem_key import PERF_FIELDS
 
-_HEAD_BYTES = 1 << 16
+_SQLITE = b"SQLite format 3\0"
 
 
 class Kind(str, Enum):
@@ -23,6 +23,11 @@ class Kind(str, Enum):
     KERNEL = "kernel db"
 
     __str__ = str.__str__
+
+    @property
+    def form(self) -> str:
+        """What a user types."""
+        return self.value.partition(" ")[0]
 
 
 #: How the names of each kind end, but for `.bz2`.
@@ -35,35 +40,34 @@ ENDS = {
 
 def kind_of(path: Path) -> Kind:
     """What the file holds, by its contents; raises BadInput if it is none of MIOpen's, or empty."""
-    head = _head(path)
-    if head.startswith(b"SQLite format 3\0"):
-        with sqlite_file.open_read_only(path) as db:
-            if sqlite_file.columns(db, "kern_db"):
-                return Kind.KERNEL
-            if sqlite_file.columns(db, "perf_db"):
-                return Kind.PERF
-    else:
-        # All 24 fields of a perf-db key are joined by "x".
-        key, equals, _ = head.lstrip().partition(b"=")
-        if equals and key[:1].isdigit():
-            return Kind.PERF if key.count(b"x") == len(PERF_FIELDS) - 1 else Kind.FIND
+    head = compressed.head(path)
+    for kind in Kind:
+        if is_kind(kind, path, head):
+            return kind
     what = "neither a find db nor a perf db nor a kernel db of MIOpen's" if head.strip() else "empty"
     raise BadInput(f"{path} is {what}.")
 
 
+def is_kind(kind: Kind, path: Path, head: bytes) -> bool:
+    """Whether the file, whose first unpacked bytes are `head`, holds that."""
+    if head.startswith(_SQLITE):
+        if kind is Kind.FIND:
+            return False
+        table = "kern_db" if kind is Kind.KERNEL else "perf_db"
+        with sqlite_file.open_read_only(path) as db:
+            return bool(sqlite_file.columns(db, table))
+    # All 24 fields of a perf-db key are joined by "x".
+    key, equals, _ = head.lstrip().partition(b"=")
+    if kind is Kind.KERNEL or not equals or not key[:1].isdigit():
+        return False
+    return (key.count(b"x") == len(PERF_FIELDS) - 1) == (kind is Kind.PERF)
+
+
 def is_sqlite(path: Path) -> bool:
     """Whether the file, unpacked, is an SQLite database."""
-    return _head(path).startswith(b"SQLite format 3\0")
+    return compressed.head(path).startswith(_SQLITE)
 
 
 def read_perf(path: Path) -> Iterator[PerfRecord]:
     """The records of a perf db in SQLite or as text."""
     return perf_db.read(path) if is_sqlite(path) else perf_text.read(path)
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with bz2.open(path) if compressed.is_packed(path) else open(path, "rb") as stream:
-            return stream.read(_HEAD_BYTES)
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error

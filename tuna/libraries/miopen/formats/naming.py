@@ -1,21 +1,16 @@
-"""What exported files are called: MIOpen's rule, so that MIOpen finds its own."""
+"""What is in the names of MIOpen's database files: the device, and the backend."""
 
 from __future__ import annotations
 
 import re
 
 from tuna.errors import BadInput
-from tuna.libraries.miopen.names import base_name
+from tuna.libraries.file_names import UNSAFE, base_name, given_name
 
 __all__ = ["backend", "base_name", "given_name", "parse_name"]
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 #: How the names of SQLite perf dbs in a user's folder end, after the base name.
 _USER_PERF = "_1.1.0.udb"
-#: Longest name that every file system takes, less the extension and the suffix of a temporary file.
-_MAX_NAME = 180
-
-
 #: Names that end in a letter, a digit or a number of their own; no other name begins with one of them.
 _KNOWN = re.compile(
     r"(gfx(?:803|90[02469ac8]|94[0-2]|950|101[0-3]|103[0-6]|110[0-3]|115[0-3]|120[01])|x86_64)"
@@ -51,15 +46,6 @@ def parse_name(filename: str) -> tuple[str, int | None]:
     return base, None
 
 
-def given_name(filename: str) -> str:
-    """A base name that the user chose; raises BadInput if it is not one plain file name."""
-    if not filename or filename in (".", "..") or "/" in filename or "\0" in filename or len(filename) > _MAX_NAME:
-        raise BadInput(
-            f"{filename!r} cannot be a file name.", hint="give a base name without directories; the extension is added"
-        )
-    return filename
-
-
 def backend(library: str) -> str:
     """The word that stands before `.fdb.txt`: HIP for MIOpen, else the library's name in capitals."""
-    return "HIP" if library == "miopen" else _UNSAFE.sub("_", library).upper()
+    return "HIP" if library == "miopen" else UNSAFE.sub("_", library).upper()

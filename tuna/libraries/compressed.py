@@ -23,6 +23,7 @@ LIMIT_BYTES = 8 << 30
 #: Longest line of a text database; MIOpen's own have less than 2000 characters.
 LINE_LIMIT = 16 << 20
 _CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 16
 
 
 def is_packed(path: Path) -> bool:
@@ -33,6 +34,15 @@ def is_packed(path: Path) -> bool:
 def plain_name(path: Path) -> str:
     """The file's name without `.bz2`."""
     return path.name.removesuffix(".bz2")
+
+
+def head(path: Path) -> bytes:
+    """The first 64 KiB of the unpacked file; raises BadInput if it cannot be read."""
+    try:
+        with bz2.open(path) if is_packed(path) else open(path, "rb") as stream:
+            return stream.read(_HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
 class _Unpacker(io.RawIOBase):

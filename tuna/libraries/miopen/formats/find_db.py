@@ -9,6 +9,7 @@ ITEM = ALGORITHM ":" SOLVER "," TIME_MS "," WORKSPACE_BYTES "," KERNEL_CACHE_ALG
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import struct
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tuna.errors import BadInput
-from tuna.exports import compressed
+from tuna.libraries import compressed
 
 #: The algorithm families of MIOpen, found whatever their case.
 ALGORITHMS = {name.lower(): name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
@@ -121,6 +122,16 @@ def read(path: Path) -> Iterator[FindRecord]:
         if isinstance(record, BadInput):
             raise BadInput(f"{path}:{number}: {record}")
         yield record
+
+
+def read_first(path: Path) -> Iterator[FindRecord]:
+    """The first record of each key, which is the one that MIOpen takes; memory grows by 12 bytes a key."""
+    seen: set[bytes] = set()
+    for record in read(path):
+        digest = hashlib.blake2b(record.key.encode(), digest_size=12).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield record
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, FindRecord | BadInput]]:

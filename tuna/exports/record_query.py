@@ -1,0 +1,148 @@
+"""The query for whole results: each with its repeats, environment and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import aliased
+
+from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Job, Session, Solver, StepResult, Trial
+from tuna.exports.select import Selection
+from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
+
+_FETCH_ROWS = 1000
+
+
+def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultRecord]:
+    """Whole results by config key, environment key, time and solver's name, streamed; sorted by the database.
+
+    A golden entry has no job: it is that of the session's result, as long as that still has the same time.
+    """
+    environments = _environments(connection, selection)
+    query = _session_query(selection) if selection.rows is FindDb else _golden_query(selection)
+    query = query.order_by(
+        Config.key, Environment.key, selection.column("time_ms").is_(None), selection.column("time_ms"), Solver.name
+    )
+    for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+        # An imported row vouches for nothing but its file, even if a job has been there before.
+        measured = not row.source
+        yield ResultRecord(
+            row.config_key,
+            row.kind,
+            row.driver,
+            row.label,
+            row.solver,
+            row.algorithm or row.family,
+            row.family,
+            row.params,
+            row.time_ms,
+            spread_of(json.loads(row.times_ms)) if measured and row.times_ms else None,
+            row.workspace_bytes,
+            bool(row.simulated),
+            environments[row.environment_id],
+            row.session_id,
+            row.job_id,
+            row.trial_number,
+            row.worker or "" if measured else "",
+            row.device or "" if measured else "",
+            row.trial_at or row.ended_at if measured else None,
+            row.source or None,
+        )
+
+
+def _environments(connection: sa.Connection, selection: Selection) -> dict[int, ResultEnvironment]:
+    if selection.rows is FindDb:
+        ids = selection.chosen(sa.select(Session.environment_id)).join(Session, Session.id == FindDb.session_id)
+    else:
+        ids = selection.chosen(sa.select(GoldenEntry.environment_id))
+    columns = [getattr(Environment, name) for name in ResultEnvironment._fields]
+    query = sa.select(Environment.id, *columns).where(Environment.id.in_(ids.distinct()))
+    return {found[0]: ResultEnvironment(*found[1:]) for found in connection.execute(query)}
+
+
+def _columns(selection: Selection) -> tuple[Any, ...]:
+    names = ("params", "time_ms", "workspace_bytes", "session_id", "source")
+    return (
+        Config.key.label("config_key"),
+        Config.kind,
+        Config.driver,
+        Config.label,
+        Solver.name.label("solver"),
+        Solver.algorithm.label("family"),
+        selection.column("algorithm").label("algorithm"),
+        *(selection.column(name) for name in names),
+        getattr(selection.rows, "simulated", sa.false()).label("simulated"),
+        Environment.id.label("environment_id"),
+        Trial.times_ms,
+        Trial.measured_at.label("trial_at"),
+    )
+
+
+def _session_query(selection: Selection) -> sa.Select[Any]:
+    attempt = aliased(StepResult)
+    # A claim raises the attempt, so the largest is the latest; a finished job's step is its last, on the device.
+    latest = (
+        sa.select(sa.func.max(attempt.attempt))
+        .where(attempt.job_id == Job.id, attempt.step == Job.step, attempt.ok)
+        .with_hint(attempt, "FORCE INDEX (uq_step_result_job_id_step_attempt)")  # see `golden.results.select`
+        .correlate(Job)
+        .scalar_subquery()
+    )
+    done = sa.and_(StepResult.job_id == Job.id, StepResult.step == Job.step, StepResult.attempt == latest)
+    query = sa.select(
+        *_columns(selection),
+        FindDb.job_id,
+        FindDb.trial_number,
+        StepResult.worker,
+        StepResult.device,
+        StepResult.ended_at,
+    )
+    return (
+        selection.chosen(query)
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(Session, Session.id == FindDb.session_id)
+        .join(Environment, Environment.id == Session.environment_id)
+        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+        .outerjoin(Job, Job.id == FindDb.job_id)
+        .outerjoin(StepResult, done)
+    )
+
+
+def _golden_query(selection: Selection) -> sa.Select[Any]:
+    same = (getattr(FindDb, name) == getattr(GoldenEntry, name) for name in ("session_id", "config_id", "solver_id"))
+    query = sa.select(
+        *_columns(selection),
+        FindDb.job_id,
+        FindDb.trial_number,
+        GoldenEntry.worker,
+        GoldenEntry.device,
+        GoldenEntry.measured_at.label("ended_at"),
+    )
+    return (
+        selection.chosen(query)
+        .join(Solver, Solver.id == GoldenEntry.solver_id)
+        .join(Environment, Environment.id == GoldenEntry.environment_id)
+        .outerjoin(FindDb, sa.and_(*same, FindDb.time_ms == GoldenEntry.time_ms))
+        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+    )
+
+
+def spread_of(times_ms: Sequence[float]) -> Spread | None:
+    """Least, median and distance between the quartiles of repeats, as far as they are times; None without any."""
+    times = sorted(filter(is_time, times_ms))
+    if not times:
+        return None
+    low, middle, high = (_quantile(times, part) for part in (0.25, 0.5, 0.75))
+    return Spread(times[0], middle, high - low, len(times))
+
+
+def _quantile(times: Sequence[float], part: float) -> float:
+    """Linear interpolation between the sorted values, as `numpy.quantile` has it by default."""
+    place = part * (len(times) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(times) - 1)
+    return times[below] + (times[above] - times[below]) * (place - below)

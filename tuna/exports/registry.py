@@ -1,0 +1,66 @@
+"""Which database formats there are: those of the installed libraries, and those that belong to no library."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.exports.csv_table import CsvExporter
+from tuna.exports.json_lines import JsonExporter
+from tuna.libraries import compressed, registry
+from tuna.libraries.exporter import Exporter
+
+AnyExporter: TypeAlias = Exporter[Any]
+_GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())
+
+
+@functools.cache
+def _found() -> tuple[tuple[AnyExporter, ...], str]:
+    """All exporters, and which libraries could not be asked; a plug-in that does not load must not hide the others."""
+    found, broken = list(_GENERIC), []
+    for name in registry.names():
+        try:
+            found += registry.get_library(name).exporters
+        except LibraryMissing as error:
+            broken.append(str(error))
+    return tuple(found), " ".join(broken)
+
+
+def exporters() -> Sequence[AnyExporter]:
+    """Every exporter there is, by form; of several with one form the first can be had."""
+    return sorted(_found()[0], key=lambda exporter: exporter.form)
+
+
+def forms() -> list[str]:
+    """What can be given for `--form`, sorted."""
+    return sorted({exporter.form for exporter in exporters()})
+
+
+def exporter(form: str) -> AnyExporter:
+    """The exporter of a form; raises BadInput with the forms there are, or where two libraries claim it."""
+    found = [exporter for exporter in exporters() if exporter.form == form]
+    if not found:
+        broken = _found()[1]
+        raise BadInput(
+            f"There is no database form {form!r}{f' ({broken})' if broken else ''}.",
+            hint=f"forms: {', '.join(forms())}",
+        )
+    if len(found) > 1:
+        claimed = " and ".join(f"{type(one).__module__}.{type(one).__qualname__}" for one in found)
+        raise BadInput(f"Several libraries bring a form {form!r}: {claimed}.", hint="uninstall one of them")
+    return found[0]
+
+
+def exporter_of(path: Path) -> AnyExporter:
+    """The exporter of a file's format, by its contents; raises BadInput if there is none, or the file cannot be read."""
+    head = b"" if path.is_dir() else compressed.head(path)
+    for found in exporters():
+        if path.is_dir() == found.is_directory and found.recognises(path, head):
+            return found
+    if not path.is_dir() and not head.strip():
+        raise BadInput(f"{path} is empty.")
+    titles = ", ".join(found.title for found in exporters())
+    raise BadInput(f"{path} is no database that can be read.", hint=f"those there are: {titles}")

@@ -1,0 +1,45 @@
+"""What a check of database files goes by, and what it found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuna.libraries.results import KernelOf
+
+#: By key and solver the kernels of a result, one list for each session that measured it.
+KernelsByResult = Mapping[tuple[str, str], Sequence[Sequence[KernelOf]]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the installation knows that files do not say."""
+
+    solvers: Mapping[str, bool] | None  #: whether each solver is tunable; None: unknown, and its rules are left out
+    #: The kernels that sessions recorded for these keys on an architecture and number of compute units, None for any.
+    kernels_of: Callable[[str, int | None, Sequence[str]], KernelsByResult]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rule that a database breaks."""
+
+    file: Path
+    rule: str  #: damaged, duplicate, or one of the format's own; MIOpen's: line, key, time, solver, perf-row, kernel, kernel-db
+    text: str  #: what is wrong, and where
+
+
+@dataclass
+class Findings:
+    """What a check went through and found."""
+
+    files: list[Path]
+    faults: list[Fault] = field(default_factory=list)
+    entries: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)  #: what could not be checked, by why
+
+    def fault(self, path: Path, rule: str, text: str) -> None:
+        """Note that `path` breaks a rule."""
+        self.faults.append(Fault(path, rule, text))

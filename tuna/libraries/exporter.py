@@ -1,0 +1,218 @@
+"""The contract between Tuna and a database format: an `Exporter` writes results as files and reads such files.
+
+A library lists its exporters (`Library.exporters`), and all commands on database files offer them. Tuna finds the
+results, names the file, and puts it in its place when it is whole; the exporter knows the format and what belongs in it.
+It sees no SQL. `tuna.testing.contracts.ExporterContract` proves one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tuna import files
+from tuna.errors import BadInput, NotFound
+from tuna.libraries import compressed
+from tuna.libraries.database_check import Findings, Known
+from tuna.libraries.file_names import base_name, given_name
+from tuna.libraries.results import ResultSource
+
+
+class ExportOptions(BaseModel):
+    """What a user may ask of an export; an exporter adds fields with a type, a default and a description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileOptions(ExportOptions):
+    """The options of a format that is one file."""
+
+    packed: bool = Field(False, description="pack the file with bzip2")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote and what it left out."""
+
+    path: Path
+    entries: int  #: items, rows or records
+    configs: int  #: distinct problems among them
+    skipped: Mapping[str, int]  #: results left out, by reason
+
+
+@dataclass
+class Tally:
+    """What a writer counts while it writes."""
+
+    configs: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+class Entry(NamedTuple):
+    """One line of a database file, as comparing and merging see it."""
+
+    key: str  #: of the problem
+    solver: str
+    value: tuple[str | int | float, ...]  #: up to VALUES of them: time, workspace, algorithm; params; digest and size
+
+
+#: Values that an entry may have.
+VALUES = 3
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two files have for the same key and solver; not both None."""
+
+    key: str
+    solver: str
+    a: tuple[Any, ...] | None
+    b: tuple[Any, ...] | None
+
+
+class ImportedResult(NamedTuple):
+    """A result that a file of another format than MIOpen's holds, as `importable` exporters read it."""
+
+    config: str  #: canonical text
+    kind: str
+    solver: str
+    algorithm: str  #: as the library named it, else the family
+    family: str  #: of the solver
+    params: str
+    time_ms: float | None
+    workspace_bytes: int
+    simulated: bool  #: such a result is not imported
+
+
+#: Checks the files of one or more formats together, which are given by form; adds what it finds.
+Check = Callable[[Mapping[str, Sequence[Path]], Known, Findings], None]
+Options = TypeVar("Options", bound=ExportOptions)
+
+
+class Exporter(ABC, Generic[Options]):
+    """One database format. An exporter keeps nothing from one file to the next."""
+
+    form: ClassVar[str]  #: what a user types, such as `find`
+    title: ClassVar[str]  #: what people read, such as `find db`
+    endings: ClassVar[tuple[str, ...]]  #: how names of such files end, but for `.bz2`
+    is_directory: ClassVar[bool] = False  #: the database is a directory rather than a file
+    timed: ClassVar[bool] = False  #: the first value of an entry is a time in ms
+    #: In a merge a problem that the target knows loses the master's other solvers, unless the user wants both.
+    keys_replace: ClassVar[bool] = False
+    entry_is_key: ClassVar[bool] = False  #: differences are counted by key, since what `solver` holds is no solver
+    options: type[Options]
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    def accepts(self, source: ResultSource) -> None:
+        """Raise BadInput unless such a source can have a database of this format."""
+        return
+
+    @abstractmethod
+    def ending(self, source: ResultSource, options: Options) -> str:
+        """How the file's name ends, such as `.HIP.fdb.txt`; one that ends in one of `endings`."""
+
+    @abstractmethod
+    def write(self, path: Path, source: ResultSource, options: Options, tally: Tally) -> int:
+        """Write the results to `path`, an empty file or directory, and return the number of entries.
+
+        Equal results must give equal bytes. What cannot stand in the format is left out and counted in `tally`, never
+        an error.
+        """
+
+    @abstractmethod
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether the file is of this format, by the first 64 KiB of its unpacked contents; of a directory, empty."""
+
+    @abstractmethod
+    def entries(self, path: Path) -> Iterator[Entry]:
+        """The entries of a file, packed or not, in any order; raises BadInput, with the line where there are lines."""
+
+    def type_of(self, key: str) -> str:
+        """The data type and direction in an entry's key, such as `FP16 F`, by which differences are counted."""
+        return ""
+
+    def checker(self) -> Check | None:
+        """Rules beyond: it reads, and no key and solver comes twice; formats that share one are checked together."""
+        return None
+
+    def usable(self, value: tuple[Any, ...]) -> bool:
+        """Whether an entry's value may stand in a merged database."""
+        return True
+
+    def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
+        """Write the chosen entries of two files, sorted by key and solver, to `path`; `name` says the variant.
+
+        Where `pair.b` is there, it wins. The default knows no way.
+        """
+        raise BadInput(f"Two databases of the form {self.form} ({self.title}) cannot be merged.")
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether there is a `write_merged`."""
+        return type(self).write_merged is not Exporter.write_merged
+
+    def imported(self, path: Path) -> Iterator[ImportedResult]:
+        """The results in a file, for an import into a session; raises BadInput. The default knows no way."""
+        raise BadInput(f"A {self.title} cannot be imported.")
+
+    @property
+    def importable(self) -> bool:
+        """Whether there is an `imported`."""
+        return type(self).imported is not Exporter.imported
+
+    # -- what Tuna calls ----------------------------------------------------------------------------------------------
+
+    def options_of(self, given: Mapping[str, Any]) -> Options:
+        """The options that a user gave; raises BadInput that names what is wrong and lists what there is."""
+        try:
+            return self.options.model_validate(dict(given))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"])) or "options"
+            if first["type"] == "extra_forbidden":
+                there = ", ".join(sorted(self.options.model_fields))
+                raise BadInput(f"A {self.title} has no option {name!r}.", hint=f"options: {there}") from None
+            if name == "top" and first["type"] == "greater_than_equal":
+                raise BadInput(f"at least one entry for each config has to be kept, not {given['top']}.") from None
+            raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None
+
+    def path(self, source: ResultSource, directory: Path, options: Options, filename: str | None = None) -> Path:
+        """Where the export goes; raises BadInput for a `filename` that is no plain base name."""
+        base = base_name(source.arch, source.num_cu) if filename is None else given_name(filename)
+        packed = ".bz2" if getattr(options, "packed", False) else ""
+        return directory / f"{base}{self.ending(source, options)}{packed}"
+
+    def export(
+        self, source: ResultSource, directory: Path, options: Options, filename: str | None = None
+    ) -> ExportReport:
+        """Write the source's results into `directory`; an older file is replaced at once or not at all.
+
+        Raises NotFound if there is nothing to export (then nothing is written), BadInput, or StorageFull.
+        """
+        self.accepts(source)
+        path, tally = self.path(source, directory, options, filename), Tally()
+        with self.replacing(path) as temporary:
+            entries = self.write(temporary, source, options, tally)
+            if not entries:
+                raise self._nothing(source, +tally.skipped)
+        return ExportReport(path, entries, tally.configs, dict(sorted((+tally.skipped).items())))
+
+    def replacing(self, path: Path) -> contextlib.AbstractContextManager[Path]:
+        """Lend a temporary file or directory that takes the place of `path` when the block ends well."""
+        return files.atomic_directory(path) if self.is_directory else compressed.packed_file(path)
+
+    def _nothing(self, source: ResultSource, skipped: Mapping[str, int]) -> NotFound:
+        where = f" with the tag {source.tag!r}" if source.tag is not None else ""
+        why = "; ".join(f"{count} left out: {reason}" for reason, count in sorted(skipped.items()))
+        return NotFound(
+            f"{source.title} has no results{where} for a {self.title}{f' ({why})' if why else ''}.",
+            hint="`tuna status` shows which jobs have finished",
+        )

@@ -1,0 +1,148 @@
+"""What an exporter gets: the results of one session or golden version, streamed, with their code and trials.
+
+`tuna.exports` implements `ResultSource` over SQL, `tuna.testing.contracts.exporter` in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+#: Times that a single-precision float, as MIOpen keeps them, can hold: those between round to more than 0 and less than infinity.
+_SHORTEST_MS, _LONGEST_MS = 2.0**-150, 2.0**128 - 2.0**103
+#: Why a result is left out.
+NO_TIME = "its time is not a positive number"
+
+
+def is_time(time_ms: float | None) -> bool:
+    """Whether this can stand in a database as a time: positive and finite, in single precision too."""
+    return time_ms is not None and _SHORTEST_MS < time_ms < _LONGEST_MS
+
+
+#: What `ResultSource.results` can be asked for.
+FIELDS: Mapping[str, str] = {
+    "result_id": "number of the result, for `kernels`",
+    "config_key": "SHA-256 of the config",
+    "driver": "the config's canonical text",
+    "problem_key": "MIOpen's name of the config, by the library itself or by Tuna; None where it has none",
+    "problem": "`problem_key`, else `driver`",
+    "solver_id": "key of `solvers`",
+    "time_ms": "median of the best checked candidate; None where an imported file knows only params",
+    "workspace_bytes": "scratch memory on the device",
+    "params": "text form of the best candidate; empty for none",
+    "algorithm": "as the library named it; empty: the solver's family",
+    "job_id": "of a session's measured result, for `good_trials`; else None",
+    "trial_number": "of the best candidate; else None",
+    "workload": "SHA-256 of the problem's text, for `blob`; else None",
+    "num_cu": "compute units of the device",
+    "measured_at": "when, where results of several devices compete (`mixed`); else None",
+}
+
+
+class SolverFacts(NamedTuple):
+    """What exporters need of a solver."""
+
+    name: str
+    algorithm: str  #: family: Direct, GEMM, Winograd, ImplicitGEMM, FFT
+    tunable: bool
+
+
+class KernelOf(NamedTuple):
+    """A code object of a result; `digest` is None for a result without any."""
+
+    result_id: int
+    solver: str
+    config_key: str
+    driver: str
+    environment_key: str
+    digest: str | None
+    name: str  #: as the library's loader asks for it; empty: exporters give it one
+    args: str
+
+
+class Spread(NamedTuple):
+    """All repeats of the winning trial's measurement."""
+
+    min_ms: float
+    median_ms: float
+    iqr_ms: float  #: between the quartiles, by linear interpolation
+    repeats: int
+
+
+class ResultEnvironment(NamedTuple):
+    """`libraries.base.Environment` as it is stored, with its key."""
+
+    key: str
+    library: str
+    library_version: str
+    arch: str
+    num_cu: int
+    toolchain: str
+    device: str
+    target: str
+    flags: Mapping[str, str]
+
+
+class ResultRecord(NamedTuple):
+    """Everything that is known of one (config, solver), whatever the library and the kind of config."""
+
+    config_key: str
+    kind: str  #: of the config
+    config: str  #: its canonical text
+    label: str
+    solver: str
+    algorithm: str  #: as the library named it, else the solver's family
+    family: str
+    params: str
+    time_ms: float | None  #: median; None where an imported file knows only params
+    spread: Spread | None  #: None for what was imported
+    workspace_bytes: int
+    simulated: bool  #: the times come from a stand-in, not from a device
+    environment: ResultEnvironment
+    session_id: int
+    job_id: int | None
+    trial_number: int | None
+    worker: str
+    device: str
+    measured_at: datetime | None  #: UTC
+    imported_from: str | None  #: name and digest of the file that it was imported from
+
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+class ResultSource(Protocol):
+    """Whose results are exported; memory does not grow with their number."""
+
+    title: str  #: such as `Session 3`
+    library: str
+    arch: str
+    num_cu: int  #: 0: of none, or of all
+    target: str  #: what a session's compiler is told
+    environment_key: str  #: of a session; empty where every result has its own
+    tag: str | None  #: only configs with this tag are in it
+    mixed: bool  #: results of several CU counts compete: then the latest of a solver counts, not the fastest
+    solvers: Mapping[int, SolverFacts]
+
+    def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:
+        """The results as `row`, a NamedTuple class whose fields are of FIELDS: only what is asked for is read.
+
+        `needs` names a field that must not be None, by which the results are `ordered` (by bytes) if that is asked for;
+        else their order is any.
+        """
+
+    def records(self) -> Iterator[ResultRecord]:
+        """Whole results by config key, environment key, time and solver's name: a total order."""
+
+    def kinds_without_key(self) -> Mapping[str, int]:
+        """How many results have no `problem_key`, by their config's kind."""
+
+    def kernels(self, result_ids: Iterable[int]) -> Iterator[KernelOf]:
+        """The code objects of these results, in the order of the ids, at least one for each."""
+
+    def blob(self, digest: str) -> bytes:
+        """The stored bytes (code, workload) with this SHA-256."""
+
+    def good_trials(self, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
+        """(number, time in ms, params) of the fastest good trials of a job that took `at_least_ms` or longer."""
