@@ -1,0 +1,1 @@
+"""Contract suites: pytest classes that whoever implements a contract of Tuna subclasses."""
