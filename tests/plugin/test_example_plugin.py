@@ -1,0 +1,102 @@
+"""examples/plugin, installed as a stranger would install it: its contract, real workers, the report, the export."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_lines import Ended
+from shared_data import need
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "examples" / "plugin"
+LAYERS = "MIOpenDriver gemm -m 32 -n 48 -k 40\nMIOpenDriver gemm -m 8 -n 8 -k 8 --transA 1\n"
+CANDIDATES = 3
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed package, built from a copy: a build leaves files beside its source."""
+    need(shutil.which("cc"), "a C compiler")
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PLUGIN, folder / "source")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    command = [*pip, "--no-build-isolation", "--target", str(folder / "site"), str(folder / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def site(installed: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package is installed for this process and all that it starts."""
+    monkeypatch.setenv("PYTHONPATH", str(installed / "site"))
+    monkeypatch.syspath_prepend(installed / "site")
+    return installed / "site"
+
+
+def run(folder: Path, *words: str) -> str:
+    """What `python -m WORDS` prints."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_has_at_most_150_lines_of_python() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in PLUGIN.rglob("*.py")}
+    assert len(lines) == 4
+    assert sum(lines.values()) <= 150, lines
+
+
+def test_its_own_tests_run_the_contract(installed: Path, site: Path) -> None:
+    printed = run(installed / "source", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    found = re.search(r"(\d+) passed", printed.splitlines()[-1])
+    assert found, printed
+    assert int(found[1]) >= 30
+    assert "skipped" not in printed
+
+
+def test_it_is_tuned_by_real_workers_reported_and_exported(
+    site: Path, home: Path, type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "layers.txt").write_text(LAYERS)
+    for words in (
+        "init-session cgemm -l first",
+        "import layers.txt -t mine",
+        "update-solvers cgemm",
+        "applicability --session-id 1",
+        f"load-jobs --session-id 1 -t mine --candidates {CANDIDATES}",
+    ):
+        ended = type_in("tuna", *words.split())
+        assert ended.code == 0, ended
+    run(tmp_path, "tuna", "run", "--session-id", "1")
+    (status,) = json.loads(type_in("tuna", "status", "--json").out)
+    assert (status["jobs"], status["failures"]) == ({"evaluated": 1}, [])
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        trials = connection.execute("SELECT params, time_ms, max_error, cause FROM trial").fetchall()
+        ((best_params, best_ms),) = connection.execute("SELECT params, time_ms FROM find_db").fetchall()
+    assert len(trials) == CANDIDATES
+    assert all(cause is None and time_ms > 0 and error < 1e-4 for _, time_ms, error, cause in trials)
+    assert (best_ms, best_params) == min((time_ms, params) for params, time_ms, _, _ in trials)
+    assert set(json.loads(best_params)) == {"tile", "unroll"}
+    assert type_in("tuna", "report", "--session-id", "1", "-o", "report.html").code == 0
+    assert "CGemmTiled" in (tmp_path / "report.html").read_text()
+    _check_export(type_in, tmp_path)
+
+
+def _check_export(type_in: Callable[..., Ended], folder: Path) -> None:
+    """The generic export, where there is one: enable it here for good once there is."""
+    if not re.search(r"[\[|]json[|\]]", type_in("tuna", "export", "--help").out):
+        return
+    ended = type_in("tuna", "export", "--session-id", "1", "--form", "json", "-d", "out")
+    assert ended.code == 0, ended
+    (path,) = [path for path in (folder / "out").rglob("*") if path.is_file()]
+    assert "CGemmTiled" in path.read_text()
