@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_lines import Ended
-from shared_data import need
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
@@ -22,16 +18,9 @@ CANDIDATES = 3
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed package, built from a copy: a build leaves files beside its source."""
-    need(shutil.which("cc"), "a C compiler")
-    folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PLUGIN, folder / "source")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
-    command = [*pip, "--no-build-isolation", "--target", str(folder / "site"), str(folder / "source")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+def installed(install_package: Callable[[Path], Path]) -> Path:
+    """The folder of the installed package."""
+    return install_package(PLUGIN)
 
 
 @pytest.fixture
@@ -42,22 +31,14 @@ def site(installed: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return installed / "site"
 
 
-def run(folder: Path, *words: str) -> str:
-    """What `python -m WORDS` prints."""
-    command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_it_has_at_most_150_lines_of_python() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in PLUGIN.rglob("*.py")}
     assert len(lines) == 4
     assert sum(lines.values()) <= 150, lines
 
 
-def test_its_own_tests_run_the_contract(installed: Path, site: Path) -> None:
-    printed = run(installed / "source", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+def test_its_own_tests_run_the_contract(installed: Path, site: Path, run_module: Callable[..., str]) -> None:
+    printed = run_module(installed / "source", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     found = re.search(r"(\d+) passed", printed.splitlines()[-1])
     assert found, printed
     assert int(found[1]) >= 30
@@ -65,7 +46,7 @@ def test_its_own_tests_run_the_contract(installed: Path, site: Path) -> None:
 
 
 def test_it_is_tuned_by_real_workers_reported_and_exported(
-    site: Path, home: Path, type_in: Callable[..., Ended], tmp_path: Path
+    site: Path, home: Path, type_in: Callable[..., Ended], run_module: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "layers.txt").write_text(LAYERS)
     for words in (
@@ -77,7 +58,7 @@ def test_it_is_tuned_by_real_workers_reported_and_exported(
     ):
         ended = type_in("tuna", *words.split())
         assert ended.code == 0, ended
-    run(tmp_path, "tuna", "run", "--session-id", "1")
+    run_module(tmp_path, "tuna", "run", "--session-id", "1")
     (status,) = json.loads(type_in("tuna", "status", "--json").out)
     assert (status["jobs"], status["failures"]) == ({"evaluated": 1}, [])
     with sqlite3.connect(home / "tuna.sqlite") as connection:

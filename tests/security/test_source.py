@@ -26,6 +26,8 @@ _CALLS = {
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Loads the C library that is loaded already, by its null name; a test below checks that.
 _OWN_LIBRARY = {"tuna/files.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
+#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for.
+_LOADERS = {"examples/plugin/tuna_cgemm/kernel.py"}
 _SQL = {
     "execute",
     "executemany",
@@ -94,6 +96,8 @@ def test_no_text_is_run_as_code_or_by_a_shell() -> None:
             name = _name(call.func)
             shell = [k for k in call.keywords if k.arg == "shell" and not _is(k.value, False)]
             if name == "ctypes.CDLL" and file in _OWN_LIBRARY and _is(call.args[0], None):
+                continue
+            if name == "ctypes.CDLL" and file in _LOADERS:
                 continue
             if name in _BUILTINS | _CALLS or shell:
                 found.append((file, call.lineno, name))

@@ -14,9 +14,9 @@ from tuna.testing.contracts.library import LibraryContract
 
 
 class TestCGemm(LibraryContract):
-    """Three candidates of two products, and a config that it cannot run."""
+    """Two candidates of two products, and a config that it cannot run."""
 
-    job_options: ClassVar = {"candidates": 3}
+    job_options: ClassVar = {"candidates": 2}
 
     @pytest.fixture(scope="class")
     @classmethod
