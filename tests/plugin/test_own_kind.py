@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_lines import Ended
 
 SOFTMAX = Path(__file__).parent / "softmax"
 
@@ -18,7 +17,6 @@ pytest.importorskip("tuna.configs.kind", reason="kinds are not registered yet")
 def test_a_kind_of_its_own_goes_the_whole_way(
     install_package: Callable[[Path], Path],
     home: Path,
-    type_in: Callable[..., Ended],
     run_module: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

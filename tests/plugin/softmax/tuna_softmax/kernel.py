@@ -35,7 +35,8 @@ class CSoftmax(Builder, Loader):
         sizes = job.config.to_json()
         source = SOURCE.replace("UNROLL", params)
         flags = [f"-DROWS={sizes['rows']}", f"-DCOLS={sizes['cols']}", "-O2", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, "-xc", "-o", str(path), "-", "-lm"], input=source, text=True, check=True)
+        command = ["cc", *flags, "-xc", "-o", str(path), "-", "-lm"]
+        subprocess.run(command, input=source, text=True, check=True)
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in arrays]

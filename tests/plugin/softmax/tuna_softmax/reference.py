@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from tuna_softmax.kind import Softmax
-
 from tuna.libraries.reference import Problem
+
+from tuna_softmax.kind import Softmax
 
 
 def problem(config: Softmax, seed: int) -> Problem:
