@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_lines import Ended
 
 SOFTMAX = Path(__file__).parent / "softmax"
 
@@ -17,6 +18,7 @@ pytest.importorskip("tuna.configs.kind", reason="kinds are not registered yet")
 def test_a_kind_of_its_own_goes_the_whole_way(
     install_package: Callable[[Path], Path],
     home: Path,
+    type_in: Callable[..., Ended],
     run_module: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -25,11 +27,15 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(site)
     (tmp_path / "layers.txt").write_text(json.dumps({"kind": "softmax", "rows": 64, "cols": 100}) + "\n")
-    run_module(tmp_path, "tuna", "init-session", "csoftmax", "-l", "first")
-    run_module(tmp_path, "tuna", "import", "layers.txt", "-t", "mine")
-    for words in ("update-solvers csoftmax", "applicability --session-id 1"):
-        run_module(tmp_path, "tuna", *words.split())
-    run_module(tmp_path, "tuna", "load-jobs", "--session-id", "1", "-t", "mine", "--candidates", "2")
+    for words in (
+        "init-session csoftmax -l first",
+        "import layers.txt -t mine",
+        "update-solvers csoftmax",
+        "applicability --session-id 1",
+        "load-jobs --session-id 1 -t mine --candidates 2",
+    ):
+        ended = type_in("tuna", *words.split())
+        assert ended.code == 0, ended
     run_module(tmp_path, "tuna", "run", "--session-id", "1")
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         trials = connection.execute("SELECT params, time_ms, max_error, cause FROM trial").fetchall()
@@ -37,5 +43,5 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     assert sorted(params for params, *_ in trials) == ["1", "2"]
     assert all(cause is None and time_ms > 0 and error < 1e-5 for _, time_ms, error, cause in trials)
     assert best == min((time_ms, params) for params, time_ms, _, _ in trials)[1]
-    run_module(tmp_path, "tuna", "report", "--session-id", "1", "-o", "report.html")
+    assert type_in("tuna", "report", "--session-id", "1", "-o", "report.html").code == 0
     assert "softmax 64x100" in (tmp_path / "report.html").read_text()
