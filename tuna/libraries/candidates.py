@@ -80,10 +80,13 @@ class CandidateLibrary(Library):
             )
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
-        """The step's own limit, or what its candidates may take by the job's options where that is more."""
+        """The step's own limit, or more where candidates may take more: as if each hung and took its child with it."""
         asked = self._options(item)
-        each_s = asked.build_timeout_s if step.resource is Resource.CPU else asked.measure_timeout_s
-        return max(step.time_limit_s, self.start_timeout_s + asked.candidates * each_s)
+        if step.resource is Resource.CPU:
+            calls, each_s = asked.candidates, asked.build_timeout_s
+        else:
+            calls, each_s = asked.candidates + _FINALISTS * _FINAL_ROUNDS, asked.measure_timeout_s
+        return max(step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s))
 
     def close(self) -> None:
         """End both children."""
