@@ -20,6 +20,7 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     home: Path,
     type_in: Callable[..., Ended],
     run_module: Callable[..., str],
+    check_generic_export: Callable[[str], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,3 +46,4 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     assert best == min((time_ms, params) for params, time_ms, _, _ in trials)[1]
     assert type_in("tuna", "report", "--session-id", "1", "-o", "report.html").code == 0
     assert "softmax 64x100" in (tmp_path / "report.html").read_text()
+    check_generic_export("CSoftmaxRows")

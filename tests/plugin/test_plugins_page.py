@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
-FILES = sorted(path for path in (ROOT / "examples" / "plugin").rglob("*") if path.suffix in (".py", ".toml"))
+FILES = sorted(
+    path
+    for path in (ROOT / "examples" / "plugin").rglob("*")
+    if path.suffix in (".py", ".toml") and "build" not in path.parts
+)
 
 
 def shown(name: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""Contract suites: pytest classes that whoever implements a contract of Tuna subclasses."""
+"""Contracts as pytest classes: a third party subclasses one to prove what it plugs in."""
