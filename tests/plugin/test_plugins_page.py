@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "plugins.md").read_text()
 FILES = sorted(
     path
     for path in (ROOT / "examples" / "plugin").rglob("*")
-    if path.suffix in (".py", ".toml") and "build" not in path.parts
+    if path.suffix in (".py", ".toml") and "build" not in path.relative_to(ROOT).parts
 )
 
 

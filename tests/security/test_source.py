@@ -48,7 +48,12 @@ _JUSTIFIED = {
 
 
 def _sources() -> list[Path]:
-    files = [path for folder in _FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "build" not in path.parts]
+    files = [
+        path
+        for folder in _FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "build" not in path.relative_to(ROOT).parts
+    ]
     scripts = [path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]]
     return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
 
