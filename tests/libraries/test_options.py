@@ -9,12 +9,13 @@ from structlog.testing import capture_logs
 
 from tuna.errors import BadInput
 from tuna.libraries import options
+from tuna.libraries.candidates import CandidateOptions
 from tuna.libraries.items import WorkItem
 from tuna.libraries.miopen import MiopenLibrary
 from tuna.libraries.miopen.library import MiopenOptions
 from tuna.libraries.options import JobOptions
 from tuna.libraries.registry import get_library, names
-from tuna.libraries.tvm.library import TvmLibrary, TvmOptions
+from tuna.libraries.tvm.library import TvmLibrary
 from tuna.testing.noop import NoopOptions
 
 REFUSED: list[tuple[type[JobOptions], dict[str, Any], str]] = [
@@ -23,8 +24,8 @@ REFUSED: list[tuple[type[JobOptions], dict[str, Any], str]] = [
     (MiopenOptions, {"timeout_s": float("nan")}, "timeout_s cannot be so"),
     (MiopenOptions, {"nosuch": 1}, "nosuch is not known"),
     (MiopenOptions, {"candidates": 8}, "candidates is not known"),
-    (TvmOptions, {"candidates": 999_999_999_999}, "candidates cannot be so"),
-    (TvmOptions, {"build_timeout_s": -1}, "build_timeout_s cannot be so"),
+    (CandidateOptions, {"candidates": 999_999_999_999}, "candidates cannot be so"),
+    (CandidateOptions, {"build_timeout_s": -1}, "build_timeout_s cannot be so"),
     (NoopOptions, {"sleep_s": float("inf")}, "sleep_s cannot be so"),
     (JobOptions, {"nosuch": 1}, "nosuch is not known"),
 ]
@@ -42,7 +43,7 @@ def test_what_cannot_be_is_refused_with_what_there_is(
 
 
 def test_what_is_not_given_stays_out_of_the_database() -> None:
-    assert options.check(TvmOptions, {"build_timeout_s": 5}, "tvm") == {"build_timeout_s": 5.0}
+    assert options.check(CandidateOptions, {"build_timeout_s": 5}, "tvm") == {"build_timeout_s": 5.0}
     assert options.check(NoopOptions, {"fail": 7}, "noop") == {"fail": "7"}, (
         "one cannot type a text of digits otherwise"
     )
@@ -59,10 +60,10 @@ def test_what_an_older_version_stored_is_used_as_far_as_it_can_be() -> None:
     stored = {"candidates": 3, "build_timeout_s": "2h", "gone": [1]}
     with capture_logs() as lines:
         for _ in range(3):
-            assert options.read(TvmOptions, stored) == TvmOptions(candidates=3)
+            assert options.read(CandidateOptions, stored) == CandidateOptions(candidates=3)
     (line,) = lines
     assert line["options"] == {"build_timeout_s": "2h", "gone": [1]}
-    assert options.read(TvmOptions, {}) == TvmOptions()
+    assert options.read(CandidateOptions, {}) == CandidateOptions()
 
 
 def _item(step: str, **given: Any) -> WorkItem:

@@ -13,7 +13,7 @@ from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
 from tuna.libraries.items import Trial
-from tuna.libraries.tvm import library as tvm_library
+from tuna.libraries.tvm import TvmLibrary
 from tuna.vocabulary import Cause
 
 pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
@@ -44,8 +44,7 @@ def good_candidates(bench: Bench) -> list[str | None]:
 def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     new_bench: Callable[[], Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tvm_library, "_MEASURE_TIMEOUT_S", 15.0)
-    monkeypatch.setattr(tvm_library, "_MEMORY_BYTES", 2 << 30)
+    monkeypatch.setattr(TvmLibrary, "memory_bytes", 2 << 30)
     bench = new_bench()
     started = time.monotonic()
     first, last = good_candidates(bench)
@@ -62,7 +61,7 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
         bench.context.artifacts.put(b"not a library"),
         last,
     ]
-    result = bench.evaluate(conv(), NCHW, candidates)
+    result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=15)
     causes = [trial.cause for trial in result.trials]
     errors = [Cause.RUN_ERROR, Cause.RUN_TIMEOUT, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.WRONG_RESULT]
     assert causes == [None, *errors, Cause.RUN_ERROR, Cause.RUN_ERROR, None]
@@ -161,8 +160,6 @@ def test_a_build_that_dies_or_hangs_is_one_failed_trial_and_the_rest_are_what_th
     expected = bench.compile(conv(), NCHW, candidates=3)
     fake_linker(tmp_path, monkeypatch, accident)
     unlucky = new_bench()
-    unlucky.library._compiler = tvm_library._child("compiler", unlucky.context, threads=1)
-    unlucky.library._compiler.call({"op": "host"}, 120)  # the import is not part of the build's limit
     result = unlucky.compile(conv(), NCHW, candidates=3, build_timeout_s=10)
     assert [trial.cause for trial in result.trials] == [cause, None, None]
     assert word in result.trials[0].output_tail

@@ -35,8 +35,8 @@ class Bench:
         """Compile a few candidates."""
         return self.run(self.item(config, solver, **options))
 
-    def evaluate(self, config: Config, solver: str, artifacts: list[str | None]) -> StepResult:
+    def evaluate(self, config: Config, solver: str, artifacts: list[str | None], **options: Any) -> StepResult:
         """Evaluate compiled code, whoever compiled it."""
         candidates = tuple(Candidate(index=i, artifact=artifact) for i, artifact in enumerate(artifacts))
         update = {"step": "eval", "candidates": candidates}
-        return self.run(self.item(config, solver).model_copy(update=update))
+        return self.run(self.item(config, solver, **options).model_copy(update=update))

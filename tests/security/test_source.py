@@ -26,6 +26,8 @@ _CALLS = {
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {"tuna/files.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
+#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for.
+_LOADERS = {"examples/plugin/tuna_cgemm/kernel.py"}
 _SQL = {
     "execute",
     "executemany",
@@ -46,7 +48,12 @@ _JUSTIFIED = {
 
 
 def _sources() -> list[Path]:
-    files = [path for folder in _FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [
+        path
+        for folder in _FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "build" not in path.relative_to(ROOT).parts
+    ]
     scripts = [path for path in sorted((ROOT / "scripts").iterdir()) if b"python" in path.read_bytes()[:40]]
     return [*files, *scripts, *sorted(ROOT.glob("*.py"))]
 
@@ -94,6 +101,8 @@ def test_no_text_is_run_as_code_or_by_a_shell() -> None:
             name = _name(call.func)
             shell = [k for k in call.keywords if k.arg == "shell" and not _is(k.value, False)]
             if name == "ctypes.CDLL" and file in _OWN_LIBRARY and _is(call.args[0], None):
+                continue
+            if name == "ctypes.CDLL" and file in _LOADERS:
                 continue
             if name in _BUILTINS | _CALLS or shell:
                 found.append((file, call.lineno, name))

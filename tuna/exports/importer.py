@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from tuna.configs import Config as Layer
-from tuna.configs import ConvConfig
+from tuna.configs import ConvConfig, read_one
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, Solver

@@ -1,4 +1,4 @@
-"""The compile child: proposes candidates from the MetaSchedule space and builds them. Runs in a sandbox, imports TVM.
+"""What compiles for TVM: candidates from the MetaSchedule space, built to shared libraries. Imports TVM.
 
 Proposals are a function of (layer, solver, target, seed, count), so that a child which replaces a crashed one proposes
 the same candidates again.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
-import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.configs import from_json
+from tuna.libraries.kernels import Builder, KernelJob
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.boot import import_intrinsics
 
@@ -22,42 +23,31 @@ from tuna.libraries.tvm.boot import import_intrinsics
 _ROUNDS = 4
 
 
-def host(**_: Any) -> dict[str, Any]:
-    """LLVM's name for this machine's CPU."""
-    from tvm.target import codegen
+class TvmBuilder(Builder):
+    """The builder of `TvmLibrary`."""
 
-    return {"mcpu": str(codegen.llvm_get_system_cpu())}
+    def propose(self, job: KernelJob) -> Sequence[str]:
+        """A TuningRecord of each candidate, as JSON text."""
+        return list(_proposals(job)[1])
 
+    def workload(self, job: KernelJob) -> bytes:
+        """The Workload as JSON text."""
+        return _text(ms.database.Workload(_proposals(job)[0]).as_json()).encode()
 
-def propose(**job: Any) -> dict[str, Any]:
-    """The workload and the params of each candidate, both as JSON text."""
-    module, candidates = _proposals(json.dumps(job, sort_keys=True))
-    workload = ms.database.Workload(module)
-    target = _target(job["target"])
-    params = [
-        _text(ms.database.TuningRecord(c.sch.trace, workload, None, target, c.args_info).as_json()) for c in candidates
-    ]
-    return {"workload": _text(workload.as_json()), "params": params}
-
-
-def build(index: int, path: str, **job: Any) -> dict[str, Any]:
-    """Build one candidate into a shared library at `path`; returns the seconds that took."""
-    _, candidates = _proposals(json.dumps(job, sort_keys=True))
-    started = time.perf_counter()
-    module = candidates[index].sch.mod
-    module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-    tvm.tirx.build(module, target=_target(job["target"])).export_library(path)
-    return {"seconds": time.perf_counter() - started}
+    def build(self, job: KernelJob, params: str, path: Path) -> None:
+        """A shared library with the function `main`."""
+        module = _proposals(job)[1][params].sch.mod
+        module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
+        tvm.tirx.build(module, target=_target(job.target)).export_library(str(path))
 
 
 @functools.lru_cache(maxsize=1)
-def _proposals(job_text: str) -> tuple[Any, list[Any]]:
-    """The module and up to `count` different candidates; a round gives fewer than asked, for invalid ones are dropped."""
-    job = json.loads(job_text)
+def _proposals(job: KernelJob) -> tuple[Any, dict[str, Any]]:
+    """The module and up to `count` different candidates by params; a round gives fewer than asked, for invalid ones are dropped."""
     import_intrinsics()
-    target = _target(job["target"])
+    target = _target(job.target)
     with target:
-        module = workloads.make(job["solver"], from_json(job["config"]))
+        module = workloads.make(job.solver, job.config)
     found: dict[str, Any] = {}
     for number in range(_ROUNDS):
         context = ms.TuneContext(
@@ -66,16 +56,18 @@ def _proposals(job_text: str) -> tuple[Any, list[Any]]:
             space_generator="post-order-apply",
             search_strategy="replay-trace",
             num_threads=1,
-            rand_state=1 + (job["seed"] + number * 7919) % (2**31 - 2),
+            rand_state=1 + (job.seed + number * 7919) % (2**31 - 2),
             task_name="tuna",
         )
-        missing = job["count"] - len(found)
+        missing = job.count - len(found)
         context.pre_tuning(missing, missing, context.generate_design_space())
         for candidate in context.generate_measure_candidates() or []:
             found.setdefault(str(candidate.sch.trace), candidate)
-        if len(found) >= job["count"]:
+        if len(found) >= job.count:
             break
-    return module, list(found.values())
+    workload = ms.database.Workload(module)
+    records = (ms.database.TuningRecord(c.sch.trace, workload, None, target, c.args_info) for c in found.values())
+    return module, {_text(record.as_json()): c for record, c in zip(records, found.values(), strict=True)}
 
 
 def _target(text: str) -> Any:
@@ -99,4 +91,12 @@ def _plain(value: Any) -> Any:
     return int(value)
 
 
-HANDLERS = {"host": host, "propose": propose, "build": build}
+def host() -> dict[str, Any]:
+    """LLVM's name for this machine's CPU."""
+    from tvm.target import codegen
+
+    return {"mcpu": str(codegen.llvm_get_system_cpu())}
+
+
+#: For a child that is asked by `environment`.
+HANDLERS = {"host": host}

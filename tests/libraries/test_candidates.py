@@ -1,0 +1,160 @@
+"""What `CandidateLibrary` does for every library: candidates that crash, hang or lie are failed trials, the rest is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field, ValidationError
+
+from tuna.configs import Config, GemmConfig
+from tuna.libraries.base import Environment, Solver
+from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, WorkItem
+from tuna.testing.contracts.rehearsal import follow, run_context
+from tuna.vocabulary import Cause
+
+
+class ToyOptions(CandidateOptions):
+    """With what the toy is told to do."""
+
+    params: str = Field("good", description="how its candidates behave, separated by commas")
+    described: bool = Field(False, description="whether it describes its problem")
+
+
+class ToyLibrary(CandidateLibrary):
+    """A 2 x 2 product that behaves as its options say."""
+
+    name = "toy"
+    kinds = ("gemm",)
+    options = ToyOptions
+    builder = "toy_kernel:Toy"
+    loader = "toy_kernel:Toy"
+
+    def environment(self) -> Environment:
+        return Environment(self.name, "1", "any", 1, "toy-1", device="a toy")
+
+    def solvers(self) -> Sequence[Solver]:
+        return [Solver("Toy", self.kinds, "GEMM")]
+
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+        return ((config, ["Toy"]) for config in configs)
+
+
+class Toys:
+    """A library and what a worker lends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.library, self.context = ToyLibrary(), run_context(folder)
+
+    def compile(self, *params: str, **options: Any) -> tuple[WorkItem, StepResult]:
+        asked = {"params": ",".join(params), "candidates": len(params), "measure_timeout_s": 4, "build_timeout_s": 4}
+        options = {**asked, **options}
+        config, item = GemmConfig(2, 2, 2).to_json(), {"job_id": 1, "attempt": 1, "session_id": 1, "library": "toy"}
+        made = WorkItem(step="compile", solver="Toy", config=config, options=options, **item)
+        return made, self._run(made, self.context)
+
+    def measure(self, *params: str, **options: Any) -> StepResult:
+        item, built = self.compile(*params, **options)
+        assert built.ok, built.output_tail
+        return self._run(follow(item, built, "eval"), self.context)
+
+    def _run(self, item: WorkItem, context: RunContext) -> StepResult:
+        (result,) = self.library.run(self.library.step(item.step), [item], context)
+        return result
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toys]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    made = Toys(tmp_path)
+    yield made
+    made.library.close()
+
+
+def test_each_bad_candidate_has_its_cause_and_the_good_are_measured(toys: Toys) -> None:
+    ways = ["good", "dies", "hangs", "raises", "wrong", "nothing", "part", "keeps", "good"]
+    result = toys.measure(*ways)
+    wrong = 4 * [Cause.WRONG_RESULT]
+    assert [trial.cause for trial in result.trials] == [
+        None, Cause.RUN_ERROR, Cause.RUN_TIMEOUT, Cause.RUN_ERROR, *wrong, None,
+    ]  # fmt: skip
+    assert "SIGSEGV" in result.trials[1].output_tail
+    assert "no answer within 4 s" in result.trials[2].output_tail
+    assert "no such device" in result.trials[3].output_tail
+    assert (result.trials[4].max_error or 0) > 0.1
+    assert [trial.max_error for trial in result.trials[5:8]] == [None, None, None]
+    assert result.ok
+    assert result.device is not None
+    assert result.device.name == "a toy"
+    assert (result.device.peak_gflops or 0) > 0
+    assert list(toys.context.scratch.iterdir()) == []
+
+
+def test_each_bad_build_has_its_cause_and_the_rest_is_built(toys: Toys) -> None:
+    ways = ["build-raises", "good", "build-dies", "build-hangs", "build-writes-nothing", "good"]
+    _, result = toys.compile(*ways)
+    error = Cause.BUILD_ERROR
+    assert [trial.cause for trial in result.trials] == [error, None, error, Cause.BUILD_TIMEOUT, error, None]
+    assert [trial.params for trial in result.trials] == ways
+    assert "cc: no" in result.trials[0].output_tail
+    assert "SIGSEGV" in result.trials[2].output_tail
+    assert all((trial.build_s is None) is (trial.cause is not None) for trial in result.trials)
+    assert result.ok
+    assert list(toys.context.scratch.iterdir()) == []
+
+
+def test_a_job_fails_with_the_cause_of_its_candidates_or_for_want_of_them(toys: Toys) -> None:
+    causes = {way: toys.compile(way)[1].cause for way in ("build-raises", "none", "fails")}
+    assert causes == {
+        "build-raises": Cause.BUILD_ERROR, "none": Cause.NOT_APPLICABLE, "fails": Cause.BUILD_ERROR,
+    }  # fmt: skip
+    result = toys.measure("wrong")
+    assert (result.ok, result.cause) == (False, Cause.WRONG_RESULT)
+
+
+def test_no_more_candidates_are_built_than_were_asked_for(toys: Toys) -> None:
+    _, result = toys.compile("good", "good", "good", candidates=2)
+    assert len(result.trials) == 2
+
+
+def test_the_problem_is_described_where_the_builder_does(toys: Toys) -> None:
+    assert toys.compile("good")[1].workload is None
+    described = toys.compile("good", described=True)[1].workload
+    assert described is not None
+    assert toys.context.artifacts.get(described) == b"the problem"
+
+
+def test_the_closest_are_measured_again_and_all_repeats_are_kept(toys: Toys) -> None:
+    slow, first, second = toys.measure("slow", "good", "good").trials
+    assert len(slow.times_ms) >= 3
+    assert all(len(trial.times_ms) >= 5 for trial in (first, second))
+    assert (slow.time_ms or 0) > 5 > (first.time_ms or 9)
+
+
+def test_a_kernel_may_bring_its_own_clock(toys: Toys) -> None:
+    (trial,) = toys.measure("clocked").trials
+    assert set(trial.times_ms) == {42.0}
+
+
+def test_the_limit_of_a_job_grows_with_its_candidates() -> None:
+    library = ToyLibrary()
+    compile_, eval_ = library.steps
+    config = GemmConfig(2, 2, 2).to_json()
+
+    def item(**options: Any) -> WorkItem:
+        facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "toy", "step": "compile", "solver": "Toy"}
+        return WorkItem(config=config, options=options, **facts)
+
+    assert library.time_limit_s(compile_, item()) == compile_.time_limit_s
+    assert library.time_limit_s(compile_, item(candidates=1000, build_timeout_s=60)) > 60_000
+    assert library.time_limit_s(eval_, item(candidates=1000, measure_timeout_s=60)) > 60_000
+
+
+@pytest.mark.parametrize("wrong", [{"candidates": 0}, {"candidates": 10_001}, {"build_timeout_s": 0}, {"other": 1}])
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CandidateOptions.model_validate(wrong)

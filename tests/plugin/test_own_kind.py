@@ -1,0 +1,49 @@
+"""A kind of config and its library that Tuna has never heard of: imported, tuned by real workers, reported, exported."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_lines import Ended
+
+SOFTMAX = Path(__file__).parent / "softmax"
+
+pytest.importorskip("tuna.configs.kind", reason="kinds are not registered yet")
+
+
+def test_a_kind_of_its_own_goes_the_whole_way(
+    install_package: Callable[[Path], Path],
+    home: Path,
+    type_in: Callable[..., Ended],
+    run_module: Callable[..., str],
+    check_generic_export: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = install_package(SOFTMAX) / "site"
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(site)
+    (tmp_path / "layers.txt").write_text(json.dumps({"kind": "softmax", "rows": 64, "cols": 100}) + "\n")
+    for words in (
+        "init-session csoftmax -l first",
+        "import layers.txt -t mine",
+        "update-solvers csoftmax",
+        "applicability --session-id 1",
+        "load-jobs --session-id 1 -t mine --candidates 2",
+    ):
+        ended = type_in("tuna", *words.split())
+        assert ended.code == 0, ended
+    run_module(tmp_path, "tuna", "run", "--session-id", "1")
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        trials = connection.execute("SELECT params, time_ms, max_error, cause FROM trial").fetchall()
+        ((best,),) = connection.execute("SELECT params FROM find_db").fetchall()
+    assert sorted(params for params, *_ in trials) == ["1", "2"]
+    assert all(cause is None and time_ms > 0 and error < 1e-5 for _, time_ms, error, cause in trials)
+    assert best == min((time_ms, params) for params, time_ms, _, _ in trials)[1]
+    assert type_in("tuna", "report", "--session-id", "1", "-o", "report.html").code == 0
+    assert "softmax 64x100" in (tmp_path / "report.html").read_text()
+    check_generic_export("CSoftmaxRows")

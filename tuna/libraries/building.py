@@ -1,0 +1,38 @@
+"""The compile child of every `CandidateLibrary`: proposes candidates and builds them with the library's `Builder`."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+import time
+from pathlib import Path
+from typing import Any
+
+from tuna.libraries.kernels import Builder, KernelJob
+
+
+def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The params of each candidate, as text."""
+    return {"params": list(_builder(builder).propose(KernelJob.from_json(job)))}
+
+
+def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:
+    """Write the description of the problem to `path`; returns the number of bytes."""
+    return {"bytes": Path(path).write_bytes(_builder(builder).workload(KernelJob.from_json(job)))}
+
+
+def build(builder: str, job: dict[str, Any], params: str, path: str) -> dict[str, Any]:
+    """Build one candidate into the file `path`; returns the seconds that took."""
+    made, given = _builder(builder), KernelJob.from_json(job)
+    started = time.perf_counter()
+    made.build(given, params, Path(path))
+    return {"seconds": time.perf_counter() - started}
+
+
+@functools.cache
+def _builder(name: str) -> Builder:
+    made: Builder = pkgutil.resolve_name(name)()
+    return made
+
+
+HANDLERS = {"propose": propose, "workload": workload, "build": build}

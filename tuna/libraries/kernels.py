@@ -1,0 +1,107 @@
+"""What the author of a `CandidateLibrary` writes about kernels: how they are proposed, built and called.
+
+All of it runs in child processes of the sandbox, which import it by name; a worker process never does. So it may import a
+compiler, call foreign code and crash. Nothing else is imported here, so that a child starts quickly.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuna.configs import Config, from_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """The job that a child works on. Equal jobs have the same candidates, in every process and on every machine."""
+
+    config: Config
+    solver: str
+    target: str = ""  #: the session's `Environment.target`
+    seed: int = 0
+    count: int = 1  #: candidates that are wanted
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the job's options that the user set
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> KernelJob:
+        """The job as the parent process sent it."""
+        return cls(**{**facts, "config": from_json(facts["config"])})
+
+
+class Builder(ABC):
+    """Proposes candidates and builds them, on a CPU that may belong to another machine than the one that measures."""
+
+    @abstractmethod
+    def propose(self, job: KernelJob) -> Sequence[str]:
+        """The params of up to `job.count` different candidates, as text.
+
+        The same job must get the same answer in another process: a child that replaces a crashed one is asked again, and
+        `tuna reproduce` asks on another day.
+        """
+
+    @abstractmethod
+    def build(self, job: KernelJob, params: str, path: Path) -> None:
+        """Write the candidate with these params to `path` as compiled code, in the form that `Loader.load` takes.
+
+        What it raises is the candidate's `build_error`. It is called only after `propose` in the same process. A hang
+        is ended, with all programs that were started, after the job option `build_timeout_s`.
+        """
+
+    def workload(self, job: KernelJob) -> bytes:
+        """What describes the job's problem to exporters; kept as an artifact if it is not empty."""
+        return b""
+
+
+class Kernel:
+    """A built candidate with its arguments in place: what is checked and timed.
+
+    This one calls a function of this process; a library for another device, or with a clock of its own, overrides.
+    """
+
+    def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:
+        """`run` computes once, waits for the end, and leaves the answer in the last of `arrays`."""
+        self._run, self._arrays = run, arrays
+
+    def run(self) -> None:
+        """Compute once and wait for the end."""
+        self._run()
+
+    def answer(self) -> NDArray[Any]:
+        """The output of the last run."""
+        return self._arrays[-1]
+
+    def times_ms(self, number: int, repeats: int) -> list[float]:
+        """`repeats` measurements in milliseconds for one run; each is the mean of `number` runs without a pause."""
+        self._run()  # warm-up
+        found = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            for _ in range(number):
+                self._run()
+            found.append((time.perf_counter() - started) * 1e3 / number)
+        return found
+
+
+class Loader(ABC):
+    """Loads built candidates in the child that measures, on the cores or beside the device that are tuned for."""
+
+    @abstractmethod
+    def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
+        """The candidate in the file `path`, ready to run on `arrays`: the config's inputs, then its output.
+
+        Types and shapes are those of the config's NumPy reference; the output is full of NaN (or of the smallest
+        integer). It may be called several times for one file. What it raises is the candidate's `run_error`.
+        """
+
+    def peak_gflops(self) -> float | None:
+        """Peak of the device in fp32, for reports; None: that of NumPy's matrix product on the cores of this process."""
+        return None

@@ -1,0 +1,111 @@
+"""The contract of `ArtifactStore` as a pytest class.
+
+A subclass gives `store`, `elsewhere` (the same store as another process on another machine has it), how to damage and remove
+what is kept, and a store that has no room left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tuna.errors import StorageFull
+from tuna.libraries.context import ArtifactStore
+
+_NO_DIGESTS = ("", "..", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "../" * 21 + "x", "0" * 63 + "\n", "0" * 63 + "/")
+
+
+class StoreContract:
+    """What is put is had by its hash, or nothing is."""
+
+    @pytest.fixture
+    def store(self) -> ArtifactStore:
+        """An empty store."""
+        raise NotImplementedError("a subclass says which store it tests")
+
+    @pytest.fixture
+    def elsewhere(self) -> ArtifactStore:
+        """`store` as another member has it, without what `store` may have cached."""
+        raise NotImplementedError("a subclass says how another member has the store")
+
+    @pytest.fixture
+    def overwrite(self) -> Callable[[str, bytes | None], None]:
+        """`overwrite(digest, data)` changes what is kept under `digest` behind the store's back; None removes it."""
+        raise NotImplementedError("a subclass says how its bytes are damaged")
+
+    @pytest.fixture
+    def full(self) -> ArtifactStore:
+        """A store without room for one more byte."""
+        raise NotImplementedError("a subclass says how its store is filled")
+
+    @pytest.mark.parametrize(
+        "data", [b"", b"code", b"\r\n\0\xff", bytes(range(256)) * 4096], ids=["empty", "text", "bytes", "1 MiB"]
+    )
+    def test_what_is_put_is_had_by_its_hash(self, store: ArtifactStore, data: bytes) -> None:
+        """Whatever bytes they are, from the store and from a file."""
+        digest = store.put(data)
+        assert digest == hashlib.sha256(data).hexdigest()
+        assert store.get(digest) == data
+        assert store.path(digest).read_bytes() == data
+
+    def test_what_one_member_put_another_gets(self, store: ArtifactStore, elsewhere: ArtifactStore) -> None:
+        """And the other way round."""
+        digest = store.put(b"code")
+        assert elsewhere.get(digest) == b"code"
+        assert elsewhere.path(digest).read_bytes() == b"code"
+        assert store.get(elsewhere.put(b"other code")) == b"other code"
+
+    def test_the_same_bytes_are_one_artifact(self, store: ArtifactStore, elsewhere: ArtifactStore) -> None:
+        """However often they are put."""
+        assert len({store.put(b"code"), store.put(b"code"), elsewhere.put(b"code")}) == 1
+        assert store.put(b"other") != store.put(b"code")
+
+    def test_many_may_put_the_same_at_once(self, store: ArtifactStore) -> None:
+        """Half-written bytes are never handed out."""
+        data = b"x" * 500_000
+        with ThreadPoolExecutor(8) as pool:
+            digests = set(pool.map(lambda _: store.put(data), range(16)))
+            assert digests == {hashlib.sha256(data).hexdigest()}
+            assert set(pool.map(store.get, list(digests) * 16)) == {data}
+
+    def test_what_is_not_there_is_a_key_error(self, store: ArtifactStore) -> None:
+        """Not an empty answer."""
+        store.put(b"code")
+        for take in (store.get, store.path):
+            with pytest.raises(KeyError):
+                take(hashlib.sha256(b"other").hexdigest())
+
+    @pytest.mark.parametrize("name", _NO_DIGESTS, ids=range(len(_NO_DIGESTS)))
+    def test_a_name_that_is_no_digest_is_a_key_error(self, store: ArtifactStore, name: str) -> None:
+        """It names no file either."""
+        for take in (store.get, store.path):
+            with pytest.raises(KeyError):
+                take(name)
+
+    @pytest.mark.parametrize("damage", [b"evil", b"", b"cod", None], ids=["other", "empty", "cut", "gone"])
+    def test_what_is_damaged_is_gone_until_it_is_put_again(
+        self,
+        store: ArtifactStore,
+        elsewhere: ArtifactStore,
+        overwrite: Callable[[str, bytes | None], None],
+        damage: bytes | None,
+    ) -> None:
+        """The step that made it is done again, and what it puts is good."""
+        digest = store.put(b"code")
+        overwrite(digest, damage)
+        for take in (store.get, store.path, elsewhere.get, elsewhere.path):
+            with pytest.raises(KeyError):
+                take(digest)
+        assert store.put(b"code") == digest
+        assert store.get(digest) == elsewhere.get(digest) == b"code"
+
+    def test_a_full_store_says_so_and_keeps_nothing_of_it(self, full: ArtifactStore) -> None:
+        """A worker then gives its work back."""
+        data = b"more" * 50_000
+        with pytest.raises(StorageFull):
+            full.put(data)
+        with pytest.raises(KeyError):
+            full.get(hashlib.sha256(data).hexdigest())
