@@ -23,7 +23,7 @@ import redis
 from fsspec.implementations.local import LocalFileSystem
 
 from tuna import redis_client
-from tuna.errors import ServiceError, StorageFull, StoreAway
+from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 
 #: Largest artifact; no code object is nearly as large, so a larger file is damaged.
 MAX_BYTES = 1 << 30
@@ -39,19 +39,19 @@ _MARKER = "tuna-artifacts"
 class Files(Protocol):
     """A back-end: named bytes, written atomically."""
 
-    forgets: bool  #: True if files expire, so that writing one again renews it
+    expires: bool  #: True if files expire, so that writing one again renews it
 
     def read(self, name: str) -> bytes:
-        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreAway if the store does not answer."""
+        """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if the store does not answer."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Store atomically; raises StorageFull if there is no space left, StoreAway for any other failure."""
+        """Store atomically; raises StorageFull if there is no space left, StoreUnavailable for any other failure."""
 
     def prepare(self) -> None:
         """Write the marker that `check` looks for; raises what `write` does."""
 
     def check(self) -> None:
-        """Raise StoreAway unless the store was prepared: a directory may not be mounted on every machine."""
+        """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on every machine."""
 
     def local(self, name: str) -> str | None:
         """The path of a file on this machine; None for remote stores."""
@@ -63,7 +63,7 @@ class Files(Protocol):
 class UrlFiles:
     """Files behind an fsspec URL, in directories named by the first two characters."""
 
-    forgets = False
+    expires = False
 
     def __init__(self, url: str) -> None:
         try:
@@ -93,18 +93,18 @@ class UrlFiles:
         """Write the marker file unless it exists."""
         try:
             self.check()
-        except StoreAway:
+        except StoreUnavailable:
             self._write(
                 f"{self._root}/{_MARKER}", b"Artifacts of Tuna. Workers stop where they do not see this file.\n"
             )
 
     def check(self) -> None:
-        """Raise StoreAway if the marker file is missing."""
+        """Raise StoreUnavailable if the marker file is missing."""
         with self._translated_errors("read"):
             exists = self._fs.exists(f"{self._root}/{_MARKER}")
         if not exists:
             hint = f"is it mounted on this machine? A coordinator writes the file {_MARKER} into it"
-            raise StoreAway(f"The artifact store {self._root} does not exist or is empty.", hint=hint)
+            raise StoreUnavailable(f"The artifact store {self._root} does not exist or is empty.", hint=hint)
 
     def _write(self, place: str, data: bytes) -> None:
         """Write a temporary file beside `place`, then rename it."""
@@ -129,7 +129,7 @@ class UrlFiles:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"There is no space left in the artifact store {self._root}.") from error
             reason = getattr(error, "strerror", None) or str(error)
-            raise StoreAway(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
+            raise StoreUnavailable(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
 
     def local(self, name: str) -> str | None:
         """The path, if the store is a directory of this machine."""
@@ -164,7 +164,7 @@ return 1
 class RedisFiles:
     """Files in a Redis that all members reach: bounded, with expiry and backpressure."""
 
-    forgets = True
+    expires = True
 
     def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = _FULL_TIMEOUT_S) -> None:
         """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
@@ -226,4 +226,4 @@ def _translated_redis_errors() -> Iterator[None]:
             raise StorageFull("Redis has no memory left for artifacts.") from error
         if isinstance(error, redis.AuthenticationError | redis.ResponseError):
             raise
-        raise StoreAway(f"Redis, which holds the artifacts, does not answer: {error}.") from error
+        raise StoreUnavailable(f"Redis, which holds the artifacts, does not answer: {error}.") from error

@@ -42,13 +42,15 @@ class Artifacts:
         """
         signing_key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
         url = store_url(settings)
-        files = url or RedisFiles(redis_client.patient(_redis_of(settings)), namespace, settings.artifacts_mib << 20)
+        files = url or RedisFiles(
+            redis_client.retrying_client(_redis_of(settings)), namespace, settings.artifacts_mib << 20
+        )
         return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(signing_key))
 
     def put(self, data: bytes) -> str:
         """Store `data` atomically; returns its SHA-256 (hex)."""
         digest = hashlib.sha256(data).hexdigest()
-        if self._files.forgets or not self._is_good(digest):
+        if self._files.expires or not self._is_good(digest):
             if self._key:  # signature first, so that the bytes never exist without one
                 self._files.write(digest + self._suffix, self._signature(digest, data))
             self._files.write(digest, data)
@@ -98,13 +100,13 @@ class Artifacts:
         self._files.prepare()
 
     def check(self) -> None:
-        """Raise StoreAway unless a coordinator prepared this store."""
+        """Raise StoreUnavailable unless a coordinator prepared this store."""
         self._files.check()
 
     @property
-    def forgets(self) -> bool:
+    def expires(self) -> bool:
         """True if the store expires entries, so that `release()` has an effect."""
-        return self._files.forgets
+        return self._files.expires
 
     def release(self, digests: Iterable[str]) -> None:
         """Let these artifacts expire early: no pending job of the caller needs them."""

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tuna.db.database import open_database
 from tuna.db.engine import reading
-from tuna.errors import ServiceError, StoreAway, TunaError
+from tuna.errors import ServiceError, StoreUnavailable, TunaError
 from tuna.libraries.registry import get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
@@ -282,7 +282,7 @@ def _with_store(settings: Settings) -> Settings:
         return settings
     client = services.connect(settings)
     for namespace in namespaces(client, settings):
-        with contextlib.suppress(StoreAway):
+        with contextlib.suppress(StoreUnavailable):
             return with_store(client, settings, namespace)
     return settings
 
@@ -304,7 +304,7 @@ def of_artifacts(settings: Settings) -> Iterator[Finding]:
         return
     try:
         store.check()
-    except StoreAway as error:
+    except StoreUnavailable as error:
         text = "no coordinator has used this store yet, or it is not the one that they use"
         yield Finding("artifacts shared", True, text, f"on a worker: {error.hint}", warning=True)
 

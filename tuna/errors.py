@@ -49,7 +49,7 @@ class LibraryMissing(TunaError):
     exit_code = 6
 
 
-class StoreAway(ServiceError):
+class StoreUnavailable(ServiceError):
     """The artifact store is unreachable, or is not the one that a coordinator prepared."""
 
 

@@ -14,7 +14,7 @@ from redis.retry import Retry
 log = structlog.get_logger(__name__)
 
 
-def patient(url: str, **options: Any) -> redis.Redis:
+def retrying_client(url: str, **options: Any) -> redis.Redis:
     """A client that retries for a few seconds while the server is unreachable; not connected yet. Raises ValueError
     for a URL that is not usable."""
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 4)
@@ -22,7 +22,7 @@ def patient(url: str, **options: Any) -> redis.Redis:
     return client
 
 
-def hasty(url: str, wait_s: float) -> redis.Redis:
+def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
     """A client without retries, with `wait_s` as connect and read timeout. Raises ValueError for an unusable URL."""
     client: redis.Redis = redis.Redis.from_url(
         url, socket_connect_timeout=wait_s, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0)
@@ -36,7 +36,7 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def unless_full() -> Iterator[None]:
+def skip_if_full() -> Iterator[None]:
     """Log and skip the rest of the block if Redis is full; other errors are raised."""
     try:
         yield

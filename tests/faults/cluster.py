@@ -23,7 +23,7 @@ from fault_library import LOG
 from shared_data import need
 
 from tuna.embedded_redis import program
-from tuna.testing.servers import ending_with_us, find, install_mariadb, listens, wait_until
+from tuna.testing.servers import find, install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
@@ -192,7 +192,7 @@ class Cluster:
         self._started_at[name] = time.monotonic()
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = psutil.Popen(
-                ending_with_us(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
+                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
                 env={**self.env, stepped_clock.CLOCK: str(self._clock(name))},
             )  # fmt: skip
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from tuna.artifacts import Artifacts
 from tuna.configs import GemmConfig
 from tuna.db.engine import is_outage, make_engine, reading
-from tuna.errors import DatabaseError, StorageFull, StoreAway
+from tuna.errors import DatabaseError, StorageFull, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
@@ -36,7 +36,7 @@ class _Full(FaultLibrary):
         raise self._error
 
 
-@pytest.mark.parametrize("error", [StorageFull("no room"), StoreAway("no room")])
+@pytest.mark.parametrize("error", [StorageFull("no room"), StoreUnavailable("no room")])
 def test_a_worker_without_room_gives_back_what_it_could_not_store(
     redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

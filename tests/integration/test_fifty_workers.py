@@ -193,7 +193,7 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
         redis.Redis.from_url(victim.told["TUNA_BROKER_URL"]).ping()
     with reading(engine) as connection:
         rows = connection.execute(sa.select(models.StepResult.__table__)).all()
-        known = store.members(connection, everybody=True)
+        known = store.members(connection, include_former=True)
     by_worker = {row.worker.partition(":")[0] for row in rows if row.ok}
     assert victim.member not in by_worker
     assert by_worker <= {worker.member for worker in workers}

@@ -280,7 +280,7 @@ def test_an_coordinator_removes_users_that_an_earlier_one_left(gate: Gate, admin
 def test_a_worker_that_is_silent_for_long_loses_its_access(
     engine: sa.Engine, admin: redis.Redis, url: str, eventually: Callable[..., None]
 ) -> None:
-    gate = Gate(engine, admin, "n", 10, Leases(admin, "n", 10).evict, gone_s=0.4)
+    gate = Gate(engine, admin, "n", 10, Leases(admin, "n", 10).evict, member_timeout_s=0.4)
     (name, _), (alive, _) = member(gate, url), member(gate, url)
     HeartbeatBoard(admin, "n", 60).announce(WorkerStatus(f"{alive}:1", "compile", "h", 1, "", "", (), (), 1.0, 1.0))
 
@@ -291,7 +291,10 @@ def test_a_worker_that_is_silent_for_long_loses_its_access(
     eventually(gone, 10)
     assert f"tuna-n-{alive}" in admin.acl_users()
     with reading(engine) as connection:
-        assert {m.name: m.state for m in store.members(connection, everybody=True)} == {name: "gone", alive: "active"}
+        assert {m.name: m.state for m in store.members(connection, include_former=True)} == {
+            name: "gone",
+            alive: "active",
+        }
 
 
 def test_after_redis_forgot_its_users_the_gate_makes_them_again(gate: Gate, url: str, admin: redis.Redis) -> None:

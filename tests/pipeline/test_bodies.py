@@ -20,7 +20,7 @@ from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config as Row
 from tuna.db.models import Kernel, StepResult
-from tuna.errors import BadInput, StorageFull, StoreAway
+from tuna.errors import BadInput, StorageFull, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
@@ -172,7 +172,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
         raise StorageFull("no room")
 
     monkeypatch.setattr(store, "put", full)
-    with pytest.raises(StoreAway, match="no room"):
+    with pytest.raises(StoreUnavailable, match="no room"):
         bodies.provide(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 

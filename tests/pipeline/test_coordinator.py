@@ -20,7 +20,7 @@ from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.errors import StoreAway
+from tuna.errors import StoreUnavailable
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
@@ -174,7 +174,7 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
 def test_while_the_artifact_store_is_away_an_coordinator_waits(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, aways = Winners.write, [StoreAway("away")]
+    write, aways = Winners.write, [StoreUnavailable("away")]
 
     def away_once(*words: Any) -> dict[int, StepResult]:
         if aways:

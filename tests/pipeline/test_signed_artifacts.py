@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import ArtifactRefused, Artifacts, store_url
-from tuna.errors import BadInput, StorageFull, StoreAway
+from tuna.errors import BadInput, StorageFull, StoreUnavailable
 from tuna.membership.announcements import store_name, with_store
 from tuna.settings import Settings, get_settings
 
@@ -127,7 +127,7 @@ def test_a_worker_without_settings_of_its_own_takes_the_coordinators_store(
     tuna_home: Path, redis_client: redis.Redis
 ) -> None:
     bare = Settings(home=tuna_home, broker_url="redis://h/0")
-    with pytest.raises(StoreAway, match="No coordinator has published"):
+    with pytest.raises(StoreUnavailable, match="No coordinator has published"):
         with_store(redis_client, bare, "n")
     redis_client.set(store_name("n"), "s3://bucket/there")
     assert with_store(redis_client, bare, "n").artifacts_url == "s3://bucket/there"
@@ -152,7 +152,7 @@ def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, m
 
 def test_a_folder_that_no_coordinator_prepared_is_not_the_store(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "mounted").as_uri(), tmp_path)
-    with pytest.raises(StoreAway, match="does not exist or is empty") as error:
+    with pytest.raises(StoreUnavailable, match="does not exist or is empty") as error:
         store.check()
     assert "mounted" in (error.value.hint or "")
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_store_that_does_not_answer_is_not_one_that_lost_its_files(
     for call in ("size", "exists", "pipe_file"):
         monkeypatch.setattr(LocalFileSystem, call, stale)
     for ask in (lambda: store.get(digest), lambda: store.path(digest), store.check, lambda: store.put(b"other")):
-        with pytest.raises(StoreAway, match="Stale file handle"):
+        with pytest.raises(StoreUnavailable, match="Stale file handle"):
             ask()
 
 
@@ -184,5 +184,5 @@ def test_a_redis_that_is_away_is_a_store_that_is_away(tmp_path: Path) -> None:
     client: redis.Redis = redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0))
     store = Artifacts(RedisFiles(client, "n", 1000), tmp_path)
     for ask in (lambda: store.get("0" * 64), lambda: store.put(b"code")):
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnavailable):
             ask()

@@ -128,7 +128,7 @@ def list_workers() -> list[Worker]:
     settings = get_settings()
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)
-        joined = {member.name: member for member in members.members(connection, everybody=True)}
+        joined = {member.name: member for member in members.members(connection, include_former=True)}
     ensure_services(settings)
     client = connect(settings)
     now = time.time()

@@ -16,7 +16,7 @@ from tuna.db.types import utc_now
 from tuna.errors import BadInput
 from tuna.golden import entries, results
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
-from tuna.golden.results import Wanted
+from tuna.golden.results import ResultSelection
 from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
 
 _COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
@@ -54,7 +54,7 @@ class _Plan:
     version: int
     base: Version | None
     draft: Version | None  #: the version to overwrite; None: a new one
-    wanted: Wanted | None
+    wanted: ResultSelection | None
 
 
 def build(
@@ -79,7 +79,7 @@ def build(
         raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
     if session_id is None and base_version is None:
         raise BadInput("A golden version needs a session, a base version, or both.")
-    wanted = None if session_id is None else Wanted(session_id, kind, allow_imported)
+    wanted = None if session_id is None else ResultSelection(session_id, kind, allow_imported)
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)
@@ -93,7 +93,7 @@ def _plan(
     connection: sa.Connection,
     version: int,
     base_version: int | None,
-    wanted: Wanted | None,
+    wanted: ResultSelection | None,
     library: str | None,
     *,
     overwrite: bool,
@@ -122,7 +122,9 @@ def _plan(
     return _Plan(library, version, base, draft, wanted)
 
 
-def _library(connection: sa.Connection, wanted: Wanted | None, base_version: int | None, library: str | None) -> str:
+def _library(
+    connection: sa.Connection, wanted: ResultSelection | None, base_version: int | None, library: str | None
+) -> str:
     if wanted is None:
         assert base_version is not None
         return find(connection, base_version, library).library

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tuna.db.models import Model, ModelConfig, Solver
 from tuna.golden import entries, results
 from tuna.golden.entries import Entry
-from tuna.golden.results import Wanted
+from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version, find, of_library
 
 NO_MODEL = "(no model)"
@@ -169,7 +169,7 @@ def report_session(
     session = results.session(connection, session_id, library)
     environment = session.environment
     other = find(connection, version, environment.library)
-    wanted = Wanted(session_id, allow_imported=True)
+    wanted = ResultSelection(session_id, allow_imported=True)
     subject = _Side(environment.library, entries.of_session(wanted), None, session_id)
     device = entries.of_version(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))

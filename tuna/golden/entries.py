@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tuna.db.models import Config, Environment, GoldenEntry, Session, Solver
 from tuna.golden import results
 from tuna.golden.errors import ResultsChanged
-from tuna.golden.results import Wanted
+from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version
 
 _IDS_PER_QUERY = 500
@@ -69,7 +69,7 @@ def of_version(version: Version, arch: str | None = None, num_cu: int | None = N
     return query.subquery("entry")
 
 
-def of_session(wanted: Wanted) -> sa.Subquery:
+def of_session(wanted: ResultSelection) -> sa.Subquery:
     """The session's releasable results with golden_entry's column names."""
     result = results.select(wanted)
     columns = [column for column in result.c if column.name not in ("find_db_id", "fault")]

@@ -38,7 +38,7 @@ _FAULTS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResultSelection:
     """A selection of a session's results."""
 
     session_id: int
@@ -54,7 +54,7 @@ def session(connection: sa.Connection, session_id: int, library: str | None = No
     return found
 
 
-def select(wanted: Wanted) -> sa.Subquery:
+def select(wanted: ResultSelection) -> sa.Subquery:
     """The results with golden_entry's column names, plus `find_db_id` and `fault` (NULL: releasable).
 
     Uses find_db's unique index and, for each row, those of step_result (job, step, attempt) and trial.
@@ -127,7 +127,7 @@ def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[An
     )
 
 
-def check(connection: sa.Connection, wanted: Wanted) -> None:
+def check(connection: sa.Connection, wanted: ResultSelection) -> None:
     """Raise BadInput if there are no results, NotReleasable unless all of them are releasable."""
     result = select(wanted)
     found = connection.execute(
@@ -148,7 +148,7 @@ def check(connection: sa.Connection, wanted: Wanted) -> None:
         )
 
 
-def refused(connection: sa.Connection, wanted: Wanted) -> int:
+def refused(connection: sa.Connection, wanted: ResultSelection) -> int:
     """The number of results that are not releasable."""
     result = select(wanted)
     query = sa.select(sa.func.count()).select_from(result).where(result.c.fault.is_not(None))

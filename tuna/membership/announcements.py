@@ -14,7 +14,7 @@ from typing import cast
 
 import redis
 
-from tuna.errors import StoreAway
+from tuna.errors import StoreUnavailable
 from tuna.settings import Settings
 
 NAMESPACES_KEY = "tuna:namespaces"
@@ -41,13 +41,13 @@ def store_name(namespace: str) -> str:
 def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
     """The settings with the coordinators' artifact store, unless they name one or came with a join token.
 
-    Raises StoreAway if no coordinator has published its store yet.
+    Raises StoreUnavailable if no coordinator has published its store yet.
     """
     if settings.artifacts_url or settings.artifacts_key:
         return settings
     found = client.get(store_name(namespace))
     if not isinstance(found, bytes):
-        raise StoreAway(
+        raise StoreUnavailable(
             "No coordinator has published its artifact store.", hint="start a coordinator of this version of Tuna"
         )
     return settings.model_copy(update={"artifacts_url": found.decode() or None})

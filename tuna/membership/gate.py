@@ -36,7 +36,7 @@ from tuna.settings import Settings
 log = structlog.get_logger(__name__)
 
 #: Seconds without a heartbeat after which a member loses its access.
-GONE_S = 3600.0
+MEMBER_TIMEOUT_S = 3600.0
 #: Expiry of an `Answer`.
 _ANSWER_TTL_S = 60
 #: Grace period between consuming a token and writing the answer, in which the token's Redis user is kept.
@@ -66,7 +66,7 @@ class Gate:
         lease_s: float,
         evict: Callable[[str], list[str]],
         settings: dict[str, str] | None = None,
-        gone_s: float = GONE_S,
+        member_timeout_s: float = MEMBER_TIMEOUT_S,
         admin: redis.Redis | None = None,
     ) -> None:
         """`evict` revokes a worker's leases and returns its chunks (`Leases.evict`); `settings`: settings that new
@@ -76,7 +76,7 @@ class Gate:
         self._admin: Any = admin or client  # redis-py has no types for raw commands
         self._namespace = namespace
         self._settings = settings or {}
-        self._gone_s = gone_s
+        self._member_timeout_s = member_timeout_s
         self._evict = evict
         self._board = HeartbeatBoard(client, namespace, lease_s)
         self._seen_at = 0.0
@@ -222,13 +222,13 @@ class Gate:
             self._client.set(key, state)
 
     def _note_heartbeats(self, members: Sequence[store.Member]) -> None:
-        """Record members with a heartbeat as seen; those silent for `gone_s` lose their access."""
-        if not members or time.monotonic() - self._seen_at < min(_SEEN_INTERVAL_S, self._gone_s / 4):
+        """Record members with a heartbeat as seen; those silent for `member_timeout_s` lose their access."""
+        if not members or time.monotonic() - self._seen_at < min(_SEEN_INTERVAL_S, self._member_timeout_s / 4):
             return
         self._seen_at = time.monotonic()
         names = {status.name.rpartition(":")[0] for status in self._board.live()}
         seen = [member.name for member in members if member.name in names]
-        limit = utc_now() - timedelta(seconds=self._gone_s)
+        limit = utc_now() - timedelta(seconds=self._member_timeout_s)
         gone = [member.name for member in members if member.name not in names and member.seen_at < limit]
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:

@@ -125,7 +125,9 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
     Waits up to `timeout_s` for a coordinator to answer. Raises BadInput if refused, ServiceError if there is no answer.
     """
     token = JoinToken.parse(url_with_token)
-    client = redis_client.patient(token.url, username=join_user(token.namespace, token.id), password=token.password)
+    client = redis_client.retrying_client(
+        token.url, username=join_user(token.namespace, token.id), password=token.password
+    )
     request = Request(secret=token.secret, role=role, facts=facts).model_dump_json()
     deadline = time.monotonic() + timeout_s
     try:

@@ -89,10 +89,10 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
     return True
 
 
-def members(connection: sa.Connection, *, everybody: bool = False) -> list[Member]:
-    """Workers that have access, by name; `everybody`: also those that are gone or revoked."""
+def members(connection: sa.Connection, *, include_former: bool = False) -> list[Member]:
+    """Workers that have access, by name; `include_former`: also those that are gone or revoked."""
     query = sa.select(Worker.__table__).order_by(Worker.name)
-    rows = connection.execute(query if everybody else query.where(Worker.state.in_(MEMBERS))).all()
+    rows = connection.execute(query if include_former else query.where(Worker.state.in_(MEMBERS))).all()
     return [
         Member(
             row.name,

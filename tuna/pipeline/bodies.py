@@ -10,7 +10,7 @@ import structlog
 from tuna.artifacts import Artifacts
 from tuna.db import configs
 from tuna.db.engine import reading
-from tuna.errors import StorageFull, StoreAway
+from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.items import WorkItem
 
 log = structlog.get_logger(__name__)
@@ -20,7 +20,7 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
     """Put the bodies that `items` need into the store, those that are not there; returns how many.
 
     For a coordinator, before it publishes items that it has claimed. Items without a body cost nothing; each different
-    body is looked at, because a store may forget. Raises StoreAway, for which a coordinator waits, also for a full store.
+    body is looked at, because a store may forget. Raises StoreUnavailable, for which a coordinator waits, also for a full store.
     """
     put = 0
     for digest in sorted({item.body for item in items if item.body}):
@@ -32,7 +32,7 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
             try:
                 artifacts.put(blob)
             except StorageFull as error:
-                raise StoreAway(f"There is no room for the bodies of configs: {error}") from error
+                raise StoreUnavailable(f"There is no room for the bodies of configs: {error}") from error
             put += 1
     if put:
         log.info("bodies of configs were put into the artifact store", count=put)

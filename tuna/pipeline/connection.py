@@ -74,7 +74,7 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
     """A client that answers; raises ServiceError with the address (without its password)."""
     url = url or redis_url(settings)
     try:
-        client = redis_client.patient(url)
+        client = redis_client.retrying_client(url)
         client.ping()
     except ValueError:  # whose text would quote what it takes for a port, such as half a password
         hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"

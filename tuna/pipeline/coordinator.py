@@ -29,7 +29,7 @@ from tuna.artifacts import Artifacts, store_url
 from tuna.db import sessions
 from tuna.db.engine import is_outage, reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.errors import StoreAway
+from tuna.errors import StoreUnavailable
 from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
@@ -74,9 +74,9 @@ def is_nearly_full(client: redis.Redis) -> bool:
     return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Whether waiting helps: a server is away, or Redis is so full of results that only draining goes on."""
-    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreAway)
+    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreUnavailable)
     return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
 
 
@@ -138,7 +138,7 @@ class Coordinator:
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
                 stack.callback(setattr, self, "_drainer", None)
             while going:
-                for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                for attempt in stamina.retry_context(_is_transient, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
                     with attempt:
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self._patient_until = time.monotonic() + self._settings.lease_s / 2
@@ -271,7 +271,7 @@ class Coordinator:
 
     def _tell_workers(self) -> None:
         """What a worker needs before its first chunk; told again and again, for Redis may be wiped, or full just now."""
-        with redis_client.unless_full():
+        with redis_client.skip_if_full():
             self._client.sadd(NAMESPACES_KEY, self._work.namespace)
             if self._key:
                 self._client.set(signing_key_name(self._work.namespace), self._key)

@@ -51,7 +51,7 @@ class ResultStream:
     def open(self) -> None:
         """Make the consumer group; it is gone after Redis was wiped."""
         try:
-            with redis_client.unless_full():  # then the group is there, or there are no results
+            with redis_client.skip_if_full():  # then the group is there, or there are no results
                 self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):

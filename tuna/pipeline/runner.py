@@ -19,7 +19,7 @@ import stamina
 import structlog
 
 from tuna import redis_client
-from tuna.errors import StorageFull, StoreAway
+from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of, tail
@@ -38,7 +38,7 @@ _FLUSH_S = 0.2
 _BACKOFF_S = 2.0
 #: Seconds for which the device may be somebody else's before the work is given back. Celery's hard limit allows for it.
 DEVICE_WAIT_S = 60.0
-_WORKER_FAULTS = (StorageFull, StoreAway, DeviceBusy)
+_WORKER_FAULTS = (StorageFull, StoreUnavailable, DeviceBusy)
 #: So often a worker leaves what failed here to others.
 _MOST_DECLINED = 5
 _MOST_NOTED = 10_000

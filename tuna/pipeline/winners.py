@@ -100,7 +100,7 @@ class Winners:
 
     def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
         """Nothing more happens to the jobs of `results`: a store that has little room may forget what they built."""
-        if not results or not self._artifacts.forgets:
+        if not results or not self._artifacts.expires:
             return
         ids = [result.job_id for result in results]
         query = sa.select(models.Trial.artifact).where(models.Trial.job_id.in_(ids), models.Trial.artifact.is_not(None))

@@ -16,7 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
-from tuna.errors import StoreAway, TunaError
+from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
@@ -59,7 +59,7 @@ class WorkerProcess:
         try:
             settings = with_store(self._client, settings, parsed.namespace)
             refusal = self._refusal(parsed, settings.artifacts_url)
-        except StoreAway as error:
+        except StoreUnavailable as error:
             refusal = f"{error} {error.hint}"
         return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
 
@@ -95,7 +95,7 @@ class WorkerProcess:
         return scratch_folder(self._settings.run_dir / "scratch")
 
     def _refusal(self, chunk: Chunk, artifacts_url: str | None) -> str:
-        """Why this machine may not run the chunk; empty when it may. Raises StoreAway."""
+        """Why this machine may not run the chunk; empty when it may. Raises StoreUnavailable."""
         queue = queue_name(bool(chunk.environment), chunk.toolchain, chunk.environment)
         served = self._served.queue_of(chunk.library, on_device=bool(chunk.environment))
         if isinstance(served, Unavailable):

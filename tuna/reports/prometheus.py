@@ -84,7 +84,7 @@ class Collector:
                 samples.set("tuna_device_idle_ratio", total.idle_share, session_id)
 
     def _from_redis(self, samples: Samples) -> None:
-        with redis_client.hasty(redis_url(self._settings), _WAIT_S) as client:
+        with redis_client.single_attempt_client(redis_url(self._settings), _WAIT_S) as client:
             client.ping()
             if self._namespace is None:
                 return

@@ -99,7 +99,7 @@ def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...]
     from tuna.pipeline.connection import redis_url
 
     try:
-        client = redis_client.hasty(redis_url(settings), 1.0)
+        client = redis_client.single_attempt_client(redis_url(settings), 1.0)
         return tuple(HeartbeatBoard(client, namespace, settings.lease_s).live())
     except (redis.RedisError, OSError, ValueError, TunaError):
         return None

@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str = "the
         time.sleep(0.05)
 
 
-def ending_with_us(command: Sequence[str]) -> list[str]:
+def killed_with_parent(command: Sequence[str]) -> list[str]:
     """The command, wrapped so that it runs in its own session and is killed when this process dies (PDEATHSIG)."""
     return [sys.executable, "-I", "-S", child.__file__, json.dumps({"parent": os.getpid()}), "exec", *command]
 
@@ -69,7 +69,7 @@ def running(
     of its log if it does not start."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            ending_with_us(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
+            killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd,
             start_new_session=True,  # a process group from the start, so that it can be killed with its children
         )  # fmt: skip
 

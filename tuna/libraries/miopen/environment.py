@@ -32,7 +32,7 @@ def describe() -> Environment:
     return _environment(found.arch, found.num_cu, rocm_version(), miopen_version())
 
 
-def by_hand(facts: Mapping[str, str]) -> Environment:
+def from_options(facts: Mapping[str, str]) -> Environment:
     """The environment given by options, for machines without the GPU; raises BadInput for invalid ones.
 
     `facts` are arch, num_cu, rocm_v and miopen_v; the last two default to this machine's.

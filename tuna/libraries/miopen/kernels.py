@@ -48,7 +48,7 @@ class Compiled:
     kernels: tuple[CodeObject, ...]  #: name is the source file, args the compiler options
 
     @property
-    def certain(self) -> tuple[CodeObject, ...]:
+    def param_independent(self) -> tuple[CodeObject, ...]:
         """The kernels if they do not depend on the params (not tunable, or a single build); else none."""
         return self.kernels if not self.tunable or len(self.kernels) == 1 else ()
 

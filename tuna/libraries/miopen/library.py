@@ -85,7 +85,7 @@ class MiopenLibrary(Library):
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those installed here."""
-        return environment.by_hand(facts)
+        return environment.from_options(facts)
 
     def toolchain(self) -> str:
         """ROCm and MIOpen, if fin is here too."""
@@ -296,7 +296,7 @@ def _measured(
     except Failure as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
     # The kernels in the answer of a perf step are those of the params before tuning: never believe them.
-    code = made.kernels if _kind(step) == "find" else made.certain
+    code = made.kernels if _kind(step) == "find" else made.param_independent
     trial = Trial(index=_TRIAL[_kind(step)], params=found.params, times_ms=(found.time_ms,), time_ms=found.time_ms)
     return result_of(
         item,
