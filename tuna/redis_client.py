@@ -43,7 +43,7 @@ def skip_if_full() -> Iterator[None]:
     except redis.ResponseError as error:
         if not is_full(error):
             raise
-        log.warning("Redis is full: writes are refused until results are drained or its maxmemory is raised")
+        log.warning("Redis full: writes refused", hint="start a coordinator, which drains results, or raise maxmemory")
 
 
 def text(value: Any) -> str:

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     )
     redis_admin_url: SecretStr | None = Field(
         None,
-        description="the same Redis as a user who may administer users, to let workers join; default: TUNA_REDIS_URL",
+        description="the same Redis with a user that has ACL rights, so that workers can join; default: TUNA_REDIS_URL",
     )
     broker_url: SecretStr | None = Field(
         None,

@@ -50,7 +50,7 @@ class ControlListener:
                 if self.look() == "draining":
                     return
             except redis.AuthenticationError:
-                log.error("worker revoked: its Redis user was deleted")
+                log.error("worker revoked", reason="its Redis user was deleted")
                 self._leave()
                 pause.wait(_COLD_SHUTDOWN_S)
                 self._leave()  # cold: results of its current chunk would be refused anyway
@@ -64,10 +64,10 @@ class ControlListener:
         found = [text.decode() for key in keys if isinstance(text := self._client.get(key), bytes)]
         state = "draining" if "draining" in found else found[0] if found else ""
         if state == "draining":
-            log.warning("worker drained: shutting down")
+            log.warning("worker drained")
             self._leave()
         elif state == "cordoned" and not self._queues.off:
-            log.warning("worker cordoned: no new chunks")
+            log.warning("worker cordoned")
             self._queues.leave()
         elif not state and self._queues.off:
             self._queues.come_back()

@@ -98,7 +98,7 @@ class Gate:
         except redis.exceptions.NoPermissionError:
             self._can_administer = idle  # without tokens and members the missing right does no harm yet
             if not idle:
-                log.warning("joining by token disabled: this Redis user may not administer users")
+                log.warning("join by token disabled", reason="this Redis user may not administer users")
         self._idle = idle
 
     def create_token(self, role: Role, ttl_s: float, url: str) -> JoinToken:

@@ -126,7 +126,7 @@ def compiled(
         algorithm=_algorithm(found, Cause.BUILD_ERROR),
         workspace=_workspace(found),
         params=params if isinstance(params, str) else "",
-        tunable=found.get("tunable") is not False,  # older versions of fin do not report it
+        tunable=found.get("tunable") is not False,  # true unless fin says otherwise
         known_params=known_params,
         kernels=stored,
     )

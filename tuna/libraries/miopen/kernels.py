@@ -44,7 +44,7 @@ class Compiled:
     workspace: int
     params: str
     tunable: bool
-    known_params: str | None  #: params from the session's perf step that MIOpen built with
+    known_params: str | None  #: the session's best params, if MIOpen was given them for this build
     kernels: tuple[CodeObject, ...]  #: name is the source file, args the compiler options
 
     @property
