@@ -160,7 +160,7 @@ def database(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Mon
     else:
         engine = make_engine(get_settings().sql_url)
     monkeypatch.setattr(
-        "tuna.db.engine.make_engine", lambda _: engine
+        "tuna.db.database.make_engine", lambda _: engine
     )  # a new connection for each command takes its time
     yield engine
     engine.dispose()
