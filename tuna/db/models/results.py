@@ -1,0 +1,104 @@
+"""Results that are kept: the find db, kernels, golden versions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tuna.db.models.base import Base, library_column, table, text
+from tuna.db.types import BigId, LongBlob, LongText, utc_now
+
+
+class Kernel(Base):
+    """Bytes that are needed permanently (a winner's code, a problem's text, a config's body), by their SHA-256."""
+
+    __tablename__ = "kernel"
+    digest: Mapped[str] = text(64, primary_key=True)
+    blob: Mapped[bytes] = mapped_column(LongBlob)
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+
+
+class FindDb(Base):
+    """The best verified time of a solver for a config in a session, or an imported database's entry for it."""
+
+    __tablename__ = "find_db"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: None for an imported row
+    time_ms: Mapped[float | None]  #: None: an imported perf db knows only params
+    workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    params: Mapped[str] = mapped_column(LongText)
+    algorithm: Mapped[str] = text(64, default="")  #: as the library reported it; empty: the solver's algorithm
+    problem_key: Mapped[str | None] = text(255)  #: as the library reported it; NULL: the config's
+    trial_number: Mapped[int | None]
+    source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256
+    simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
+    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(UniqueConstraint("session_id", "config_id", "solver_id"))
+
+
+class FindDbKernel(Base):
+    """A code object that a find-db row needs."""
+
+    __tablename__ = "find_db_kernel"
+    find_db_id: Mapped[int] = mapped_column(ForeignKey("find_db.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    name: Mapped[str] = text(1024)  #: the key under which the library loads it; empty: exporters generate one
+    args: Mapped[str] = mapped_column(LongText)
+
+
+class Golden(Base):
+    """A numbered release of a library's results; once promoted it never changes."""
+
+    __tablename__ = "golden"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    library: Mapped[str] = library_column()
+    version: Mapped[int]
+    state: Mapped[str] = text(16)  #: draft, promoted or withdrawn
+    base_version: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    promoted_at: Mapped[datetime | None]
+    __table_args__ = table(UniqueConstraint("library", "version"))
+
+
+class GoldenEntry(Base):
+    """One result of a golden version, with its provenance: session, environment, worker, device, time."""
+
+    __tablename__ = "golden_entry"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    golden_id: Mapped[int] = mapped_column(ForeignKey("golden.id", ondelete="CASCADE"))
+    arch: Mapped[str] = text(128)
+    num_cu: Mapped[int]
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), index=True)  #: library commit, toolchain
+    time_ms: Mapped[float]
+    workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    params: Mapped[str] = mapped_column(LongText)
+    algorithm: Mapped[str] = text(64)
+    problem_key: Mapped[str | None] = text(255)
+    workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    worker: Mapped[str] = text(255)
+    device: Mapped[str] = text(255)
+    source: Mapped[str | None] = text(255)
+    measured_at: Mapped[datetime | None]
+    __table_args__ = table(UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"))
+
+
+class GoldenKernel(Base):
+    """A code object that a golden entry needs; kept even if the session's results change."""
+
+    __tablename__ = "golden_kernel"
+    golden_entry_id: Mapped[int] = mapped_column(ForeignKey("golden_entry.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
+    name: Mapped[str] = text(1024)
+    args: Mapped[str] = mapped_column(LongText)

@@ -1,0 +1,187 @@
+"""Sessions, solvers and jobs, what was tried, and who works."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tuna.db.models.base import Base, library_column, table, text
+from tuna.db.types import BigId, LongText, utc_now
+
+
+class Installation(Base):
+    """Properties of this database, one row: its namespace in a shared Redis and its artifact signing key."""
+
+    __tablename__ = "installation"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = text(32)
+    secret: Mapped[str] = text(64)  #: artifact signing key, hex
+
+
+class Environment(Base):
+    """An environment within which results are comparable; see `libraries.base.Environment`."""
+
+    __tablename__ = "environment"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = text(16, unique=True)
+    library: Mapped[str] = library_column()
+    library_version: Mapped[str] = text(128)
+    arch: Mapped[str] = text(128)
+    num_cu: Mapped[int]
+    toolchain: Mapped[str] = text(128)
+    device: Mapped[str] = text(255)
+    target: Mapped[str] = mapped_column(LongText)
+    flags: Mapped[dict[str, Any]]
+
+
+class Session(Base):
+    """One tuning run in one environment, with a reason."""
+
+    __tablename__ = "session"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    reason: Mapped[str] = text(255)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(UniqueConstraint("environment_id", "reason"))
+
+
+class Solver(Base):
+    """An implementation of a layer in a library; `valid` is false once a version no longer reports it."""
+
+    __tablename__ = "solver"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    library: Mapped[str] = library_column()
+    name: Mapped[str] = text(128)
+    kinds: Mapped[str] = text(255)
+    algorithm: Mapped[str] = text(64)
+    tunable: Mapped[bool]
+    dynamic: Mapped[bool]
+    valid: Mapped[bool]
+    number: Mapped[int | None]  #: the library's own solver id, such as MIOpen's
+    __table_args__ = table(UniqueConstraint("library", "name"))
+
+
+class SolverApplicability(Base):
+    """This solver can run this config in this session's environment."""
+
+    __tablename__ = "solver_applicability"
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True)
+
+
+class Job(Base):
+    """Session × config × solver with its steps. Only `pipeline.states` decides its state."""
+
+    __tablename__ = "job"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
+    solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
+    steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
+    step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
+    state: Mapped[str] = text(16)
+    reason: Mapped[str] = text(255)
+    options: Mapped[dict[str, Any]]
+    attempt: Mapped[int] = mapped_column(default=0)  #: counts claims; the fencing token of results
+    failures: Mapped[int] = mapped_column(default=0)  #: attempts that failed at this step
+    uncharged: Mapped[int] = mapped_column(default=0, server_default="0")  #: failures that were not the job's fault
+    ready_at: Mapped[datetime | None]  #: earliest time of the next claim
+    avoid: Mapped[str | None] = text(255)  #: worker that failed and should leave the job to others
+    isolate: Mapped[bool] = mapped_column(default=False)  #: its worker died: published alone from now on
+    chunk: Mapped[str | None] = text(32, index=True)  #: the lease under which it is in flight
+    leased_at: Mapped[datetime | None]
+    cause: Mapped[str | None] = text(32)
+    workload: Mapped[str | None] = text(64)  #: artifact hash of the problem's text, from the compile step
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(
+        UniqueConstraint("session_id", "config_id", "solver_id", "steps"),
+        Index("ix_job_claim", "session_id", "step", "state", "id"),
+    )
+
+
+class StepResult(Base):
+    """One accepted attempt at a step: outcome, place, duration."""
+
+    __tablename__ = "step_result"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    step: Mapped[str] = text(64)
+    attempt: Mapped[int]
+    ok: Mapped[bool]
+    cause: Mapped[str | None] = text(32)
+    output_tail: Mapped[str] = mapped_column(LongText)
+    reproduce: Mapped[str] = mapped_column(LongText)
+    worker: Mapped[str] = text(255)
+    device: Mapped[str] = text(255)
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    busy_s: Mapped[float]
+    __table_args__ = table(UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id"))
+
+
+class Trial(Base):
+    """One candidate of a job: its params, outcome and every repeat of its measurement."""
+
+    __tablename__ = "trial"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    number: Mapped[int]  #: candidate index within the job
+    params: Mapped[str | None] = mapped_column(LongText)
+    artifact: Mapped[str | None] = text(64)
+    cause: Mapped[str | None] = text(32)
+    output_tail: Mapped[str] = mapped_column(LongText)
+    times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list
+    time_ms: Mapped[float | None]
+    max_error: Mapped[float | None]
+    build_s: Mapped[float | None]
+    measured_at: Mapped[datetime | None]
+    __table_args__ = table(UniqueConstraint("job_id", "number"))
+
+
+class Device(Base):
+    """A device that results were measured on, with its measured peak throughput."""
+
+    __tablename__ = "device"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
+    name: Mapped[str] = text(255)
+    peak_gflops: Mapped[float | None]
+    updated_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(UniqueConstraint("environment_id", "name"))
+
+
+class Token(Base):
+    """A one-time join token for one worker of one role; only its digest is stored."""
+
+    __tablename__ = "token"
+    id: Mapped[str] = text(16, primary_key=True)
+    digest: Mapped[str] = text(64)  #: SHA-256 of the token's secret part
+    role: Mapped[str] = text(16)  #: compile or eval
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Worker(Base):
+    """A worker that joined with a token; its state decides whether it has access."""
+
+    __tablename__ = "worker"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = text(128, unique=True)
+    token_id: Mapped[str] = mapped_column(sa.String(16), ForeignKey("token.id"), index=True)
+    password: Mapped[str] = text(64)  #: SHA-256 (hex) of its random Redis password
+    role: Mapped[str] = text(16)
+    host: Mapped[str] = text(255)
+    device: Mapped[str] = text(255)
+    environment: Mapped[str] = mapped_column(LongText)  #: keys, comma-separated; empty for compile workers
+    toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
+    state: Mapped[str] = text(16)  #: active, cordoned, draining, gone or revoked
+    joined_at: Mapped[datetime] = mapped_column(default=utc_now)
+    seen_at: Mapped[datetime] = mapped_column(default=utc_now)
+    revoked_at: Mapped[datetime | None]
