@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_the_stand_in_s_results_are_marked_and_golden_refuses_them(
         marks = connection.execute(sa.text("SELECT DISTINCT simulated FROM find_db")).scalars().all()
     engine.dispose()
     assert marks == [1]
+    assert json.loads(type_in("tuna", "status", "--json").out)[0]["simulated"] is True
+    assert "miopen (simulated)" in type_in("tuna", "status").out
+    exported = type_in("tuna", "export", "--session-id", 1, "--form", "find", "-d", tmp_path)
+    assert "timed by a stand-in" in exported.err
+    assert type_in("tuna", "export", "--session-id", 1, "--form", "json", "-d", tmp_path).code == 0
+    (lines,) = tmp_path.glob("*.jsonl")
+    assert '"simulated":true' in lines.read_text().replace(" ", "")
+    report = type_in("tuna", "report", "--session-id", 1, "-o", tmp_path / "report.html")
+    assert report.code == 0
+    assert "Simulated: these times do not come from a device." in (tmp_path / "report.html").read_text()
     refused = type_in("tuna", "golden", "build", "1", "--session-id", 1)
     assert refused.code != 0
     assert "timed by a stand-in" in refused.err

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tuna.cli import options, transfer
+from tuna import api
+from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table
 from tuna.errors import BadInput
 
@@ -60,9 +60,10 @@ def export(
         raise BadInput("Say whose results: either --session-id or --golden.")
     wishes |= options.job_options(pairs, None)
     if session_id is not None:
-        transfer.export(session_id, form, directory, **wishes)
+        show.exported(api.export(session_id, form, directory, **wishes))
     else:
-        transfer.export_golden(golden or 0, form, directory, arch=arch or "", num_cu=num_cu, library=library, **wishes)
+        device: dict[str, Any] = {"arch": arch or "", "num_cu": num_cu, "library": library}
+        show.exported(api.export_golden(golden or 0, form, directory, **device, **wishes))
 
 
 @click.command()
@@ -84,9 +85,8 @@ def import_db(
 ) -> None:
     """Import a find db or perf db of MIOpen's, or a json or csv export, packed with bzip2 or not, into a session."""
     given = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
-    transfer.import_db(
-        file, session_id, reason, {name: str(value) for name, value in given.items() if value is not None}
-    )
+    facts = {name: str(value) for name, value in given.items() if value is not None}
+    show.imported_database(api.import_database(file, session_id, reason, facts))
 
 
 @click.command()
@@ -96,7 +96,7 @@ def import_db(
 @click.option("--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries.")
 def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> None:
     """Merge TARGET, whose entries win, into a copy of MASTER."""
-    transfer.merge_db(master, target, directory, keep_keys=keep_keys)
+    show.merged(api.merge_databases(master, target, directory, keep_keys=keep_keys))
 
 
 @click.command()
@@ -106,14 +106,14 @@ def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> No
 @options.as_json
 def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
     """Say how database B differs from A: added, removed, changed, by solver and type. Exit 1 if it does."""
-    from tuna.exports.diff import diff, line
+    from tuna.exports.diff import line
 
     if as_json:
         each: list[dict[str, Any]] = []
-        found = diff(a, b, lambda pair: each.append(asdict(pair)) if entries else None)
+        found = api.compare_databases(a, b, lambda pair: each.append(asdict(pair)) if entries else None)
         print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
-    found = diff(a, b, lambda pair: click.echo(line(pair)) if entries else None)
+    found = api.compare_databases(a, b, lambda pair: click.echo(line(pair)) if entries else None)
     if found.differs:
         print_table("", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4))
     click.echo(found.summary())
@@ -126,19 +126,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
     """Check a folder of databases, MIOpen's by the rules of its own test. Exit 1 if a rule is broken."""
-    from tuna.api import open_database
-    from tuna.db import solvers
-    from tuna.db.engine import reading
-    from tuna.exports.check import Known, check
-    from tuna.exports.select import kernels_of
-
-    known: dict[str, bool] | None
-    with reading(open_database()) as connection:
-        try:
-            known = {solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)}
-        except BadInput:
-            known = None
-        found = check(directory, Known(known, partial(kernels_of, connection, library)))
+    found = api.check_databases(directory, library)
     if as_json:
         print_json(
             {

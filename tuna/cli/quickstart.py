@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tuna import api
-from tuna.cli import show, transfer
+from tuna.cli import show
 from tuna.cli.console import print_table
 from tuna.cli.work import work_through
 
@@ -42,7 +42,7 @@ def quickstart(output: Path, candidates: int) -> int:
     complete = _print_winners(session_id)
     click.echo("\nDatabases:")
     for form in FORMS:
-        transfer.export(session_id, form, output)
+        show.exported(api.export(session_id, form, output))
     click.echo("\nReport:")
     click.echo(str(api.write_report(session_id, output / "report.html")))
     if errored:

@@ -11,11 +11,42 @@ from tuna import api
 from tuna.cli.console import print_json, print_table
 
 if TYPE_CHECKING:
-    from tuna.api import ImportedConfigs, LoadedJobs, Networks, StartedSession
+    from tuna.api import ImportedConfigs, LoadedJobs, MergedDatabase, Networks, StartedSession
     from tuna.configs import Rejection
     from tuna.db.overview import Overview
     from tuna.db.solvers import Applicability, StoredSolver
     from tuna.doctor import Finding
+    from tuna.exports import ExportReport
+    from tuna.exports.intake import ImportReport
+
+
+def exported(report: ExportReport) -> None:
+    """What an export left out, what is in it and, last, its path."""
+    for reason, count in sorted(report.skipped.items()):
+        click.echo(f"not exported: {count} ({reason})", err=True)
+    if report.simulated:
+        click.echo(f"simulated: {report.simulated} results were timed by a stand-in, not by a device", err=True)
+    click.echo(f"{report.entries} entries of {report.configs} layers")
+    click.echo(str(report.path))
+
+
+def imported_database(report: ImportReport) -> None:
+    """What an import left out, what it found and, last, the session."""
+    for why, count in sorted(report.skipped.items()):
+        click.echo(f"not imported: {count} ({why})", err=True)
+    click.echo(f"{report.rows} entries of {report.configs} layers ({report.new_configs} of them new)")
+    click.echo(f"session {report.session_id}")
+
+
+def merged(databases: Iterable[MergedDatabase]) -> None:
+    """Where the entries of each merged database come from, and its path."""
+    for database in databases:
+        report = database.report
+        click.echo(
+            f"{report.kept} kept, {report.replaced} replaced, {report.added} added, "
+            f"{report.dropped} dropped with their problems, {report.unusable} without a time"
+        )
+        click.echo(str(database.path))
 
 
 def started(session: StartedSession) -> None:
@@ -122,7 +153,7 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     rows = [
         (
             session.session_id,
-            session.library,
+            f"{session.library} (simulated)" if session.simulated else session.library,
             session.arch,
             session.reason,
             sum(session.jobs.values()),

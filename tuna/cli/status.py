@@ -54,6 +54,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "arch": session.arch,
         "jobs": session.jobs,
         "in_flight": session.in_flight,
+        "simulated": session.simulated,
         "failures": [asdict(failure) for failure in session.failures],
     }
 

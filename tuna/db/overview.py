@@ -20,6 +20,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
 
 _job = _table("job", "id", "session_id", "step", "state")
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
+_find_db = _table("find_db", "session_id", "simulated")
 _session = _table("session", "id", "reason", "environment_id")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
@@ -45,6 +46,7 @@ class Overview:
     arch: str
     jobs: Mapping[str, int]  #: number of jobs by state
     failures: tuple[Failure, ...]  #: most attempts first
+    simulated: bool = False  #: a stand-in timed some of its results
 
     @property
     def in_flight(self) -> int:
@@ -89,6 +91,10 @@ _SESSIONS = (
 )
 
 
+#: Served by ix_find_db_simulated_session_id: only marked rows are read.
+SIMULATED = sa.select(_find_db.c.session_id).where(_find_db.c.simulated.is_(sa.true())).distinct()
+
+
 def counts_statement(dialect: str) -> sa.Executable:
     """The query for the number of jobs by session, step and state."""
     return _COUNTS if dialect == "sqlite" else _COUNTS_MYSQL
@@ -103,6 +109,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             counts[row.session_id][row.state] += row.number
         sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
         rows = connection.execute(sessions).all()
+        simulated = set(connection.execute(SIMULATED).scalars())
         failures = pending.result()
     return [
         Overview(
@@ -113,6 +120,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             arch=row.arch,
             jobs=dict(sorted(counts[row.id].items())),
             failures=tuple(failures.get(row.id, ())),
+            simulated=row.id in simulated,
         )
         for row in rows
     ]

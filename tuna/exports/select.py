@@ -76,6 +76,14 @@ class Selection:
         return query
 
 
+def count_simulated(connection: sa.Connection, selection: Selection) -> int:
+    """How many of the results were timed by a stand-in; golden versions have none."""
+    if selection.rows is not FindDb:
+        return 0
+    query = sa.select(sa.func.count()).where(FindDb.simulated.is_(sa.true()))
+    return int(connection.execute(selection.chosen(query)).scalar_one())
+
+
 def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:
     """A session's results; raises NotFound."""
     query = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def export(
     """
     writer = exporter(form)
     given = writer.options_of(options)
-    source = _source(connection, select.of_session(connection, session_id, config_tag))
-    return writer.export(source, directory, given, filename)
+    selection = select.of_session(connection, session_id, config_tag)
+    report = writer.export(_source(connection, selection), directory, given, filename)
+    return replace(report, simulated=select.count_simulated(connection, selection))
 
 
 def export_golden(

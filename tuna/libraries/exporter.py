@@ -45,6 +45,7 @@ class ExportReport:
     entries: int  #: items, rows or records
     configs: int  #: distinct problems among them
     skipped: Mapping[str, int]  #: results left out, by reason
+    simulated: int = 0  #: results that a stand-in timed, of those there are
 
 
 @dataclass

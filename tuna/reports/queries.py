@@ -98,10 +98,17 @@ def read_figures(connection: sa.Connection, session_id: int) -> ReportFigures:
         created_at=row.created_at,
         first=steps.first,
         last=steps.last,
+        simulated=_simulated(connection, session_id),
     )
     states = Counter(solver.state for layer in layers for solver in layer.solvers)
     jobs = tuple(sorted(states.items(), key=lambda item: (-item[1], item[0])))
     return ReportFigures(header, layers, jobs, _failures(connection, session_id), steps.devices)
+
+
+def _simulated(connection: sa.Connection, session_id: int) -> int:
+    """Served by ix_find_db_simulated_session_id."""
+    marked = sa.and_(FindDb.simulated.is_(sa.true()), FindDb.session_id == session_id)
+    return connection.execute(sa.select(sa.func.count()).select_from(FindDb).where(marked)).scalar_one()
 
 
 def _described(environment: Environment) -> tuple[tuple[str, str], ...]:

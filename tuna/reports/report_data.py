@@ -20,6 +20,7 @@ class Header:
     created_at: datetime
     first: datetime | None  #: start of the first step
     last: datetime | None  #: end of the last step
+    simulated: int = 0  #: results that a stand-in timed
 
 
 @dataclass(frozen=True)

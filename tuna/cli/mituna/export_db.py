@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tuna import api
-from tuna.cli import transfer
+from tuna.cli import show
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -51,9 +51,10 @@ def export_db(
     wishes |= {"opencl": opencl, "text": text, "packed": packed}
     if session_id is not None:
         api.check_device(session_id, arch, num_cu)
-        transfer.export(session_id, form, Path(), **wishes)
+        show.exported(api.export(session_id, form, Path(), **wishes))
     else:
-        transfer.export_golden(golden_v or 0, form, Path(), arch=common.required(arch, "-a"), num_cu=num_cu, **wishes)
+        wanted = common.required(arch, "-a")
+        show.exported(api.export_golden(golden_v or 0, form, Path(), arch=wanted, num_cu=num_cu, **wishes))
     return 0
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from tuna.cli import transfer
+from tuna import api
+from tuna.cli import show
 from tuna.cli.mituna import common
 
 _PATH = click.Path(path_type=Path)
@@ -32,7 +33,7 @@ def import_db(
 ) -> int:
     """Import a database of MIOpen's into a session; without --session_id into a new one."""
     facts = common.given(arch=arch, num_cu=num_cu, rocm_v=rocm_v, miopen_v=miopen_v)
-    transfer.import_db(target_file, session_id, label, facts)
+    show.imported_database(api.import_database(target_file, session_id, label, facts))
     return 0
 
 
@@ -49,5 +50,5 @@ def import_db(
 @common.debug
 def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
     """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""
-    transfer.merge_db(master_file, target_file, output, keep_keys=keep_keys)
+    show.merged(api.merge_databases(master_file, target_file, output, keep_keys=keep_keys))
     return 0

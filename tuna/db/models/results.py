@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy import ForeignKey, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tuna.db.models.base import Base, library_column, table, text
@@ -40,7 +40,9 @@ class FindDb(Base):
     simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
-    __table_args__ = table(UniqueConstraint("session_id", "config_id", "solver_id"))
+    __table_args__ = table(
+        UniqueConstraint("session_id", "config_id", "solver_id"), Index(None, "simulated", "session_id")
+    )
 
 
 class FindDbKernel(Base):

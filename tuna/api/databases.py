@@ -1,0 +1,138 @@
+"""Databases of kernel libraries: exported, imported, merged, compared, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuna.api.services import open_database
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.exports import ExportReport
+    from tuna.exports.diff import Diff
+    from tuna.exports.intake import ImportReport
+    from tuna.exports.merge import MergeReport
+    from tuna.libraries.database_check import Findings
+    from tuna.libraries.exporter import Pair
+
+
+@dataclass(frozen=True)
+class MergedDatabase:
+    """A file that `merge_databases` wrote, and where its entries come from."""
+
+    path: Path
+    report: MergeReport
+
+
+def export(session_id: int, form: str, directory: Path, **options: Any) -> ExportReport:
+    """Write the database `form` of a session into `directory`.
+
+    Options that are None or False count as not given. Raises NotFound if there is nothing to export, BadInput for an
+    unknown form or option.
+    """
+    from tuna.db.engine import reading
+    from tuna.exports import export as write
+
+    with reading(open_database()) as connection:
+        return write(connection, session_id, form, directory, **_given(options))
+
+
+def export_golden(
+    version: int,
+    form: str,
+    directory: Path,
+    *,
+    arch: str,
+    num_cu: int | None = None,
+    library: str = "miopen",
+    **options: Any,
+) -> ExportReport:
+    """Write the database `form` of a golden version for a device, as `export` does."""
+    from tuna.db.engine import reading
+    from tuna.exports import export_golden as write
+
+    with reading(open_database()) as connection:
+        wanted = _given(options)
+        return write(connection, version, form, directory, library=library, arch=arch, num_cu=num_cu, **wanted)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given: a form refuses those that it does not have."""
+    return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+def import_database(
+    path: Path, session_id: int | None, reason: str, facts: Mapping[str, str], library: str = "miopen"
+) -> ImportReport:
+    """Import a database file into a session; for a find db or perf db into a new one unless `session_id` is given.
+
+    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them; the file's name adds
+    what it says. Raises BadInput for a file that is none, or facts that are missing or not wanted.
+    """
+    from tuna.db import sessions
+    from tuna.db.engine import writing
+    from tuna.exports.importer import import_db
+    from tuna.exports.registry import exporter_of
+    from tuna.libraries.miopen.formats import naming
+    from tuna.libraries.registry import get_library
+
+    engine = open_database()
+    if session_id is None and (exporter := exporter_of(path)).importable:
+        raise BadInput(f"A {exporter.title} goes into a session that is there.", hint="give it with --session-id")
+    if session_id is None:
+        arch, num_cu = naming.parse_name(path.name)
+        known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
+        for name, flag in (("rocm_v", "--rocm_v"), ("miopen_v", "--miopen_v"), ("num_cu", "-n")):
+            if name not in known:
+                raise BadInput(f"{flag} is missing: a new session needs to know what the database was made with.")
+        environment = get_library(library).environment_by_hand(known)
+        with writing(engine) as connection:
+            session_id, _ = sessions.create(connection, environment, reason)
+    elif facts:
+        raise BadInput("With --session_id the environment is the session's; leave the rest out.")
+    return import_db(engine, path, session_id)
+
+
+def merge_databases(master: Path, target: Path, output: Path, *, keep_keys: bool = False) -> list[MergedDatabase]:
+    """Merge `target`, whose entries win, into copies of `master`, a database or a folder of them, in `output`."""
+    from tuna.exports.merge import merge
+
+    masters = sorted(path for path in master.iterdir() if path.is_file()) if master.is_dir() else [master]
+    chosen = [path for path in masters if len(masters) == 1 or path.name == target.name]
+    if not chosen:
+        raise BadInput(f"{master} holds no {target.name} to merge into.")
+    merged = []
+    for path in chosen:
+        place = output / path.name
+        if place.exists() and place.samefile(path):
+            raise BadInput(f"The result would replace {path}.", hint="name another folder with --output")
+        merged.append(MergedDatabase(place, merge(path, target, place, keep_keys=keep_keys)))
+    return merged
+
+
+def compare_databases(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> Diff:
+    """How database `b` differs from `a`; `each` is given every entry that differs."""
+    from tuna.exports.diff import diff
+
+    return diff(a, b, each)
+
+
+def check_databases(directory: Path, library: str = "miopen") -> Findings:
+    """What is wrong with the databases in a folder, by the rules of their forms."""
+    from functools import partial
+
+    from tuna.db import solvers
+    from tuna.db.engine import reading
+    from tuna.exports.check import Known, check
+    from tuna.exports.select import kernels_of
+
+    known: dict[str, bool] | None
+    with reading(open_database()) as connection:
+        try:
+            known = {solver.name: solver.tunable for solver in solvers.list_solvers(connection, library)}
+        except BadInput:
+            known = None
+        return check(directory, Known(known, partial(kernels_of, connection, library)))
