@@ -159,10 +159,10 @@ def test_an_unknown_solver_is_an_error_and_no_job_of_the_known_ones_is_loaded(lo
 
 
 def test_a_quickstart_that_could_not_be_written_is_refused_before_it_tunes(
-    type_in: TypeIn, home: Path, tmp_path: Path
+    type_in: TypeIn, empty_home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     ended = type_in("tuna", "quickstart", "-o", tmp_path / "file" / "results")
     assert ended.code != 0
     assert "Not a directory" in ended.err
-    assert list(home.iterdir()) == []
+    assert list(empty_home.iterdir()) == []

@@ -60,6 +60,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
         with monkeypatch.context() as its:
             for name in [name for name in os.environ if name.startswith("TUNA_")]:
                 its.delenv(name)
+            its.setenv("TUNA_SIMULATED", "1")  # the library noop
             its.setenv("TUNA_HOME", str(tmp_path / f"home-{role}-{os.urandom(4).hex()}"))
             its.setenv("TUNA_JOIN", line)
             return processes.start("tuna", "worker", role)

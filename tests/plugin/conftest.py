@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,14 +46,9 @@ def run_module() -> Callable[..., str]:
 
 @pytest.fixture
 def check_generic_export(type_in: Callable[..., Ended], tmp_path: Path) -> Callable[[str], None]:
-    """`check_generic_export(solver)`: session 1 is exported as JSON with a result of `solver`.
-
-    The one place that knows that there may be no generic export yet.
-    """
+    """`check_generic_export(solver)`: session 1 is exported as JSON with a result of `solver`."""
 
     def check(solver: str) -> None:
-        if find_spec("tuna.exports.generic") is None:
-            return
         ended = type_in("tuna", "export", "--session-id", "1", "--form", "json", "-d", "out")
         assert ended.code == 0, ended
         (path,) = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
