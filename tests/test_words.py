@@ -19,6 +19,10 @@ TUNA = Path(__file__).parent.parent / "tuna"
 SWEPT = (
     "golden/*.py",
     "membership/*.py",
+    "pipeline/*.py",
+    "sandbox/*.py",
+    "workers/*.py",
+    "celery_*.py",
     "testing/*.py",
     "db/[!cj]*.py",
     "libraries/miopen/[!l]*.py",

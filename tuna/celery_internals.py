@@ -1,4 +1,4 @@
-"""The parts of Celery and kombu that we lean on and that neither documents: all of them are here.
+"""All uses of undocumented parts of Celery and kombu.
 
 Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and kombu 5.7
 (`kombu/transport/redis.py`). pyproject.toml pins these, and a test fails where others are installed: look at those files again,
@@ -46,7 +46,7 @@ def consumer_class() -> Any:
 
 
 def stop_warmly() -> None:
-    """Make this worker's loop take nothing new and end when what it has is done; to be called in its main process."""
+    """Warm shutdown: the loop takes nothing new and ends when its current tasks are done; call it in the main process."""
     from celery.worker import state
 
     vars(state)["should_stop"] = 0
@@ -65,7 +65,7 @@ def consumed_queues(app: Any) -> list[str]:
 
 
 def replace_queue(app: Any, name: str, others: Iterable[str]) -> None:
-    """Take from `others`, each on an exchange of its own, instead of from the queue `name`; before the worker starts."""
+    """Take from `others`, each on its own exchange, instead of from the queue `name`; before the worker starts."""
     from kombu import Exchange, Queue
 
     app.amqp.queues.deselect(name)

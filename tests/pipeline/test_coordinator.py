@@ -56,7 +56,7 @@ class InProcess:
 def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Coordinator]:
-    monkeypatch.setattr("tuna.pipeline.coordinator._FULL_S", 0.3)
+    monkeypatch.setattr("tuna.pipeline.coordinator._FULL_BACKOFF_S", 0.3)
     session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)

@@ -237,7 +237,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: LIBRARY)
-    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
+    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_EMPTY_BACKOFF_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)

@@ -1,8 +1,8 @@
-"""How a worker ends: warmly within a bound at the first signal, at once at the second, by itself when asked to.
+"""Shutdown of a worker: warm within a bound at the first signal, cold at the second, or when its queues are empty.
 
 The bound is kept by the worker's parent process, because a pool process that is inside a library cannot be interrupted
-safely. What its pool has not finished in time it gives back, and no job is charged for that; then it leaves, and the
-kernel ends the pool, and what the pool has started, with it.
+safely. It returns the chunks that its pool has not finished in time, uncharged; then it exits, and the
+kernel kills the pool and its child processes with it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: How long giving back may take: Redis may be away, and then the leases expire.
+#: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
 _GIVE_BACK_S = 2.0
-#: Nothing may wait or be in hand at so many looks in a row for a worker to leave by itself.
-_QUIET_LOOKS = 6
-_LOOK_EVERY_S = 0.5
-#: One asking may arrive twice: Slurm signals every process, and the parent passes its own signal on.
+#: Number of successive polls without queued or current chunks after which a worker exits by itself.
+_IDLE_POLLS = 6
+_POLL_EVERY_S = 0.5
+#: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal on.
 _ECHO_S = 0.3
 
 
 class Shutdown:
-    """Ends this worker when it is asked to by a signal."""
+    """Shuts this worker down on a signal."""
 
     def __init__(self, bound_s: float, give_back: Callable[[], None], leave: Callable[[int], Any] = os._exit) -> None:
         self._bound_s = bound_s
@@ -49,16 +49,16 @@ class Shutdown:
 
     @property
     def asked(self) -> bool:
-        """Whether it has been asked to end: what dies from now on does not die of its work."""
+        """Whether a signal has arrived: processes that die from now on are not killed by their job."""
         return self._asked_at is not None
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT from Celery, whose warm end has no bound; call it in the main thread."""
+        """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ask())
 
     def ask(self) -> None:
-        """Take no new chunk and leave within the bound; asked again, leave now."""
+        """Warm shutdown: take no new chunk and exit within the bound; a second call: exit now."""
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at >= _ECHO_S:
                 self._now.set()
@@ -76,21 +76,21 @@ class Shutdown:
 
 
 def give_back_all(settings: Settings) -> None:
-    """Give back every chunk that this worker has, begun or not."""
+    """Return every chunk that this worker holds, begun or not."""
     try:
         for chunk in in_hand():
             give_back(settings, chunk)
     except (redis.RedisError, ServiceError) as error:
-        log.warning("what is in hand cannot be given back; it is repeated when its lease ends", error=str(error))
+        log.warning("chunks not returned: they are repeated when their leases expire", error=str(error))
 
 
 def give_back(settings: Settings, chunk: Chunk) -> None:
-    """Give back what has no result yet of a chunk that this worker has, so that it is repeated at once."""
+    """Return the items without result of a chunk that this worker holds, so that they are repeated at once."""
     worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
-    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="the worker was asked to end")
+    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown")
     leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
     if leases.give_back(chunk.id, report.model_dump_json(exclude_defaults=True)):
-        log.warning("a chunk was given back unfinished", chunk=chunk.id, items=len(chunk.items))
+        log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
 
 def in_hand() -> list[Chunk]:
@@ -106,14 +106,14 @@ def in_hand() -> list[Chunk]:
 
 
 def leave_when_empty(app: Celery, queues: Sequence[str]) -> None:
-    """Ask this worker to end, from a thread, as soon as its queues have been empty for a moment with nothing in hand."""
+    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no chunk is current."""
     ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     threading.Thread(target=_watch, args=(lambda: _is_idle(app, queues), ask), name="once", daemon=True).start()
 
 
-def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _LOOK_EVERY_S) -> None:
+def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _POLL_EVERY_S) -> None:
     quiet = 0
-    while quiet < _QUIET_LOOKS:
+    while quiet < _IDLE_POLLS:
         time.sleep(pause_s)
         quiet = quiet + 1 if idle() else 0
     leave()
@@ -125,6 +125,6 @@ def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
     try:
         with app.connection_for_read() as connection:
             return not any(queue_depth(connection, queue) for queue in queues)
-    except Exception as error:  # each transport has its own; a broker that is away may still have work
-        log.warning("the queues cannot be looked at", error=str(error))
+    except Exception as error:  # each transport raises its own; an unreachable broker may still hold chunks
+        log.warning("queue depth unknown", error=str(error))
         return False

@@ -11,7 +11,7 @@ __all__ = ["MiopenLibrary"]
 
 
 def __getattr__(name: str) -> Any:
-    """The library, loaded when it is asked for: whoever needs only MIOpen's keys and formats does not pay for it."""
+    """The library, imported lazily: users of only MIOpen's keys and formats do not pay for it."""
     if name != "MiopenLibrary":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tuna.libraries.miopen.library import MiopenLibrary

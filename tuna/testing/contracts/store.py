@@ -38,7 +38,7 @@ class StoreContract:
 
     @pytest.fixture
     def full(self) -> ArtifactStore:
-        """A store without room for one more byte."""
+        """A full store."""
         raise NotImplementedError("a subclass says how its store is filled")
 
     @pytest.mark.parametrize(
