@@ -1,7 +1,7 @@
 """The contract of `ArtifactStore` as a pytest class.
 
 A subclass gives `store`, `elsewhere` (the same store as another process on another machine has it), how to damage and remove
-what is kept, and a store that has no room left.
+its entries, and a full store.
 """
 
 from __future__ import annotations
