@@ -141,7 +141,7 @@ def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
         hint = "set sync_binlog = 1: after a power cut the binary log, and what is restored from it, may lack commits"
         yield _judge("database binary log", sync != "1", f"sync_binlog {sync}", hint, warning=True)
     isolation = str(known.get("transaction_isolation") or known.get("tx_isolation"))
-    hint = "READ COMMITTED was asked for and not given: claims would block each other"
+    hint = "READ COMMITTED was requested and not granted: claims would block each other"
     yield _judge("database isolation", isolation != "READ-COMMITTED", isolation, hint, warning=True)
     yield _collation(connection)
     packet = int(known.get("max_allowed_packet") or 0)

@@ -129,7 +129,7 @@ class Coordinator:
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
-        """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
+        """Work until `finished()`, which is polled when idle, is True; `tick` is called in each round."""
         going = True
         with contextlib.ExitStack() as stack:
             stack.enter_context(structlog.contextvars.bound_contextvars(session=self._work.session_id))

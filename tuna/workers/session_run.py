@@ -104,7 +104,7 @@ def _keep_what_is_done(coordinator: Coordinator) -> None:
 
 
 class _Watch:
-    """Counts the session's jobs now and then, tells the caller, and notices workers that ended."""
+    """Periodically counts the session's jobs, reports progress, and detects workers that ended."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class StoreContract:
         assert store.get(digest) == elsewhere.get(digest) == b"code"
 
     def test_a_full_store_says_so_and_keeps_nothing_of_it(self, full: ArtifactStore) -> None:
-        """A worker then gives its work back."""
+        """A worker then returns its chunk."""
         data = b"more" * 50_000
         with pytest.raises(StorageFull):
             full.put(data)
