@@ -52,7 +52,7 @@ def stop_warmly() -> None:
     vars(state)["should_stop"] = 0
 
 
-def arguments_in_hand() -> list[dict[str, Any]]:
+def current_task_arguments() -> list[dict[str, Any]]:
     """The keyword arguments of each message that this worker's main process holds, begun or not."""
     from celery.worker import state
 
@@ -82,18 +82,18 @@ class QueueSwitch:
         self._left: list[str] = []
 
     @property
-    def off(self) -> bool:
+    def paused(self) -> bool:
         """Whether the worker has been made to leave its queues."""
         return bool(self._left)
 
-    def leave(self) -> None:
+    def pause(self) -> None:
         """Take nothing new."""
         self._left = consumed_queues(self._consumer.app)
         for queue in self._left:
             self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
 
-    def come_back(self) -> None:
-        """Take from the queues that `leave` left."""
+    def resume(self) -> None:
+        """Take from the queues that `pause` left."""
         queues, self._left = self._left, []
         for queue in queues:
             self._consumer.call_soon(self._consumer.add_task_queue, queue)

@@ -167,7 +167,7 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
     assert states(engine) == waiting
     coordinator._patient_until = 0.0
     coordinator._reaped_at = 0.0
-    coordinator.reap_now_and_then()
+    coordinator.reap()
     assert states(engine) != waiting
 
 

@@ -148,7 +148,7 @@ class Coordinator:
         """One round; False when nothing was left to do. It is idempotent, so an error in the middle only costs a repeat."""
         round_at = time.monotonic()
         moved = self._publish_and_drain()
-        self.reap_now_and_then()
+        self.reap()
         tick()
         if moved:
             # A transaction costs the same for one result as for a thousand: let some gather.
@@ -234,7 +234,7 @@ class Coordinator:
             self._published = {chunk: name for chunk, name in self._published.items() if chunk in untaken}
         return sum(name == queue for name in self._published.values())
 
-    def reap_now_and_then(self) -> None:
+    def reap(self) -> None:
         """Reclaim the jobs of lost workers, coordinators and messages, at most once a second."""
         if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
             return

@@ -28,7 +28,7 @@ from tuna.db.upsert import upsert
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult, Trial, tail
 from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.failures import Aftermath, after_failure
+from tuna.pipeline.failures import NextState, after_failure
 from tuna.pipeline.job_rows import JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
@@ -105,7 +105,7 @@ class _Outcome(NamedTuple):
     result: StepResult
     worker: str
     cause: Cause | None
-    after: Aftermath
+    after: NextState
 
 
 class Drain:
@@ -232,9 +232,9 @@ class Drain:
         steps = step_names(job.steps)
         following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, worker, None, Aftermath(done(library.step(job.step).resource), job.step))
+            return _Outcome(result, worker, None, NextState(done(library.step(job.step).resource), job.step))
         state = waiting(following, steps, library.step(following).resource)
-        return _Outcome(result, worker, None, Aftermath(state, following))
+        return _Outcome(result, worker, None, NextState(state, following))
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
@@ -335,7 +335,7 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
 
 def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes: Sequence[_Outcome]) -> None:
     """Jobs with the same outcome share one statement."""
-    groups: dict[tuple[Aftermath, Cause | None, str | None], list[int]] = defaultdict(list)
+    groups: dict[tuple[NextState, Cause | None, str | None], list[int]] = defaultdict(list)
     for outcome in outcomes:
         job = jobs[outcome.result.job_id]
         check(State(job.state), outcome.after.state)

@@ -16,7 +16,7 @@ from tuna.vocabulary import Cause, State
 MAX_UNCHARGED = 20
 
 
-class Aftermath(NamedTuple):
+class NextState(NamedTuple):
     """Columns of a job after an attempt. A tuple for speed: one is created and compared for each drained result."""
 
     state: State
@@ -29,7 +29,7 @@ class Aftermath(NamedTuple):
 
 def after_failure(
     job: AttemptedRow, cause: Cause, library: Library, *, max_attempts: int, worker: str, now: datetime
-) -> Aftermath:
+) -> NextState:
     """Columns of a job after an attempt at its step failed for `cause` in `worker`."""
     policy = library.retry(cause)
     steps = step_names(job.steps)
@@ -38,9 +38,9 @@ def after_failure(
     failures = job.failures + charged
     uncharged = job.uncharged + (not charged)
     if policy.again is Again.NEVER or failures >= max_attempts:
-        return Aftermath(State.ERRORED, step, failures, uncharged)
+        return NextState(State.ERRORED, step, failures, uncharged)
     wait_s = policy.wait_s(failures + uncharged)
-    return Aftermath(
+    return NextState(
         waiting(step, steps, library.step(step).resource),
         step,
         failures,

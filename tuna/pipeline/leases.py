@@ -52,7 +52,7 @@ return 1
 """
 )
 # By any holder but a revoked one: at shutdown a worker knows the chunks of its pool processes and not their tokens.
-_GIVE_BACK = """
+_RETURN_CHUNK = """
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
 redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
 redis.call('ZREM', KEYS[1], ARGV[1])
@@ -85,7 +85,7 @@ class Leases:
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
-        self._give_back, self._evict = client.register_script(_GIVE_BACK), client.register_script(_EVICT)
+        self._return_chunk, self._evict = client.register_script(_RETURN_CHUNK), client.register_script(_EVICT)
 
     # -- the coordinator's side ------------------------------------------------------------------------------------------
 
@@ -143,9 +143,9 @@ class Leases:
         """Append the last `entry` and release the lease; False (and nothing appended) if the lease is lost."""
         return self._call(self._finish, chunk, token, entry)
 
-    def give_back(self, chunk: str, entry: str) -> bool:
+    def return_chunk(self, chunk: str, entry: str) -> bool:
         """Release a chunk of this machine's own worker, which is shutting down, appending `entry`; False if it is done."""
-        return self._call(self._give_back, chunk, "", entry)
+        return self._call(self._return_chunk, chunk, "", entry)
 
     def forfeit(self, chunk: str) -> None:
         """Expire the lease of a held chunk at once: its worker process is known to be dead."""

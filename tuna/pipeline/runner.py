@@ -119,9 +119,9 @@ class Runner:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
                 if refusal:
                     log.error("chunk refused", chunk=chunk.id, reason=refusal)
-                    return self._give_back(leases, chunk, token, [], refusal, "refused")
+                    return self._return_chunk(leases, chunk, token, [], refusal, "refused")
                 if self._should_decline(chunk):
-                    return self._give_back(leases, chunk, token, [], _DECLINED, "declined")
+                    return self._return_chunk(leases, chunk, token, [], _DECLINED, "declined")
                 outcome = self._work(leases, token, chunk, library, step, heartbeat)
             finished = len(chunk.items) if outcome == "finished" else 0
         except (LeaseLost, redis.AuthenticationError):
@@ -151,11 +151,11 @@ class Runner:
             if heartbeat.lost:
                 raise LeaseLost from error
             log.error("chunk returned", chunk=chunk.id, reason=str(error))
-            return self._give_back(leases, chunk, token, buffer, str(error), "returned")
+            return self._return_chunk(leases, chunk, token, buffer, str(error), "returned")
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
         return "finished"
 
-    def _give_back(
+    def _return_chunk(
         self, leases: Leases, chunk: Chunk, token: str, done: list[StepResult], reason: str, outcome: str
     ) -> str:
         """Return the items of the chunk that are not `done`, after _BACKOFF_S; returns `outcome`."""

@@ -61,7 +61,7 @@ def serve(
         specs = [WorkerSpec(queue, processes, env=common)]
     else:
         specs = device_specs(discovery.discover(), devices, settings, common)
-    return Keepers(specs, settings).run()
+    return Supervisor(specs, settings).run()
 
 
 def device_specs(
@@ -101,7 +101,7 @@ class Restarts:
         return _BACKOFFS_S[self._died - 1] if self._died <= len(_BACKOFFS_S) else None
 
 
-class Keepers:
+class Supervisor:
     """Supervises each worker from a thread, which starts and restarts it; the main thread handles the signals."""
 
     def __init__(self, specs: Sequence[WorkerSpec], settings: Settings) -> None:

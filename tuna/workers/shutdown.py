@@ -29,7 +29,7 @@ from tuna.settings import Settings
 log = structlog.get_logger(__name__)
 
 #: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
-_GIVE_BACK_S = 2.0
+_RETURN_S = 2.0
 #: Number of successive polls without queued or current chunks after which a worker exits by itself.
 _IDLE_POLLS = 6
 _POLL_EVERY_S = 0.5
@@ -40,9 +40,11 @@ _ECHO_S = 0.3
 class Shutdown:
     """Shuts this worker down on a signal."""
 
-    def __init__(self, bound_s: float, give_back: Callable[[], None], leave: Callable[[int], Any] = os._exit) -> None:
+    def __init__(
+        self, bound_s: float, return_chunks: Callable[[], None], leave: Callable[[int], Any] = os._exit
+    ) -> None:
         self._bound_s = bound_s
-        self._give_back = give_back
+        self._return_chunks = return_chunks
         self._leave = leave
         self._asked_at: float | None = None
         self._now = threading.Event()
@@ -69,34 +71,34 @@ class Shutdown:
 
     def _wait_and_leave(self) -> None:
         self._now.wait(self._bound_s)
-        giving = threading.Thread(target=self._give_back, name="giving-back", daemon=True)
-        giving.start()
-        giving.join(_GIVE_BACK_S)
+        returning = threading.Thread(target=self._return_chunks, name="return-chunks", daemon=True)
+        returning.start()
+        returning.join(_RETURN_S)
         self._leave(0)
 
 
-def give_back_all(settings: Settings) -> None:
+def return_chunks(settings: Settings) -> None:
     """Return every chunk that this worker holds, begun or not."""
     try:
-        for chunk in in_hand():
-            give_back(settings, chunk)
+        for chunk in current_chunks():
+            return_chunk(settings, chunk)
     except (redis.RedisError, ServiceError) as error:
         log.warning("chunks not returned: they are repeated when their leases expire", error=str(error))
 
 
-def give_back(settings: Settings, chunk: Chunk) -> None:
+def return_chunk(settings: Settings, chunk: Chunk) -> None:
     """Return the items without result of a chunk that this worker holds, so that they are repeated at once."""
     worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
     report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown")
     leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
-    if leases.give_back(chunk.id, report.model_dump_json(exclude_defaults=True)):
+    if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
 
-def in_hand() -> list[Chunk]:
+def current_chunks() -> list[Chunk]:
     """The chunks that this worker's parent process holds messages of."""
     chunks: dict[str, Chunk] = {}
-    for arguments in celery_internals.arguments_in_hand():
+    for arguments in celery_internals.current_task_arguments():
         try:
             chunk = Chunk.model_validate_json(arguments["chunk"])
         except (KeyError, TypeError, ValueError):
@@ -120,7 +122,7 @@ def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float =
 
 
 def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
-    if celery_internals.arguments_in_hand():
+    if celery_internals.current_task_arguments():
         return False
     try:
         with app.connection_for_read() as connection:

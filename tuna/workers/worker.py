@@ -51,7 +51,7 @@ class Worker:
         self._queues: list[str] = []
         self._device = ""
         self._control: ControlListener | None = None
-        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.give_back_all(settings))
+        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
         self.process = WorkerProcess(settings, self._served)
 
     def connect_signals(self) -> None:
@@ -128,6 +128,6 @@ class Worker:
         except (KeyError, ValueError):
             return
         if self._shutdown.asked:
-            shutdown.give_back(self._settings, chunk)
+            shutdown.return_chunk(self._settings, chunk)
         else:
             Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
