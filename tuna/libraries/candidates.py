@@ -32,7 +32,7 @@ _CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 class CandidateOptions(JobOptions):
     """Job options of every `CandidateLibrary`."""
 
-    candidates: int = Field(8, ge=1, le=10_000, description="points of the solver's space that are tried")
+    candidates: int = Field(8, ge=1, le=10_000, description="points of the solver's space to try")
     build_timeout_s: float = Field(20.0, gt=0, le=86_400, description="seconds in which one candidate must be built")
     measure_timeout_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds in which one candidate must be checked and measured"
