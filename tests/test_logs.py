@@ -72,7 +72,7 @@ for ids in ([41], [42, 43]):
 
 def test_a_worker_s_lines_say_which_work_they_are_about() -> None:
     done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True)
-    one, two = [json.loads(line) for line in done.stderr.splitlines() if "a library failed" in line]
+    one, two = [json.loads(line) for line in done.stderr.splitlines() if "library failed" in line]
     assert (one["session"], one["job"], one["step"], one["chunk"]) == (3, 41, "build", "c")
     assert ":" in one["worker"]
     assert two["jobs"] == [42, 43]

@@ -19,7 +19,7 @@ from tuna.workers import remote_exec
 from tuna.workers.worker import Worker, or_exit
 
 #: A message that a dead worker held is delivered again after this long. A copy of a chunk that is still held, or was
-#: given back since, is dropped by its lease, so the value matters only for how soon Redis is tidy.
+#: returned since, is dropped by its lease, so the value only decides how soon stale messages are removed.
 _VISIBILITY_S = 300
 
 
@@ -30,21 +30,21 @@ def _make(settings: Settings) -> Celery:
         task_serializer="json",
         task_ignore_result=True,
         task_acks_late=True,
-        task_reject_on_worker_lost=False,  # the lease brings the work back, and counts the attempt
+        task_reject_on_worker_lost=False,  # expiry of the lease requeues the jobs, and counts the attempt
         worker_prefetch_multiplier=1,
-        worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease says whose a chunk is
+        worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease decides who holds a chunk
         worker_consumer="tuna.celery_internals:consumer",
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,  # a broker may be away for a night
-        broker_channel_error_retry=True,  # or full, or tired of waiting for an acknowledgement
+        broker_connection_max_retries=None,  # an outage of the broker may last a night
+        broker_channel_error_retry=True,  # it may be full, or its acknowledgement timeout exceeded
         broker_transport_options={"visibility_timeout": _VISIBILITY_S},
         task_default_queue="tuna",
         task_create_missing_queues=True,
-        worker_enable_remote_control=not settings.namespace,  # one that joined could give orders to others
+        worker_enable_remote_control=not settings.namespace,  # a joined worker could send commands to others
         enable_utc=True,
     )
-    # At each lost connection Celery asks to think about a setting of which we have.
+    # At each lost connection Celery warns about a setting that is set above.
     warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning)
     worker = Worker(made, settings)
     worker.connect_signals()
@@ -63,7 +63,7 @@ celery_app = app
 
 @control_command(name=remote_exec.CONTROL, args=[("words", list)])
 def _execute(_state: Any, words: list[str]) -> dict[str, Any]:
-    """What `go_fish.py --exec` asks for; refused unless this worker's settings allow it."""
+    """Command of `go_fish.py --exec`; refused unless this worker's settings allow it."""
     if not get_settings().allow_exec:
         return {"ok": False, "text": "refused: set TUNA_ALLOW_EXEC=1 for this worker", "output": ""}
     return remote_exec.run_here([str(word) for word in words])

@@ -1,4 +1,4 @@
-"""The parts of Celery and kombu that we lean on and that neither documents: all of them are here.
+"""All uses of undocumented parts of Celery and kombu.
 
 Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and kombu 5.7
 (`kombu/transport/redis.py`). pyproject.toml pins these, and a test fails where others are installed: look at those files again,
@@ -46,13 +46,13 @@ def consumer_class() -> Any:
 
 
 def stop_warmly() -> None:
-    """Make this worker's loop take nothing new and end when what it has is done; to be called in its main process."""
+    """Warm shutdown: the loop takes nothing new and ends when its current tasks are done; call it in the main process."""
     from celery.worker import state
 
     vars(state)["should_stop"] = 0
 
 
-def arguments_in_hand() -> list[dict[str, Any]]:
+def current_task_arguments() -> list[dict[str, Any]]:
     """The keyword arguments of each message that this worker's main process holds, begun or not."""
     from celery.worker import state
 
@@ -65,7 +65,7 @@ def consumed_queues(app: Any) -> list[str]:
 
 
 def replace_queue(app: Any, name: str, others: Iterable[str]) -> None:
-    """Take from `others`, each on an exchange of its own, instead of from the queue `name`; before the worker starts."""
+    """Take from `others`, each on its own exchange, instead of from the queue `name`; before the worker starts."""
     from kombu import Exchange, Queue
 
     app.amqp.queues.deselect(name)
@@ -82,18 +82,18 @@ class QueueSwitch:
         self._left: list[str] = []
 
     @property
-    def off(self) -> bool:
+    def paused(self) -> bool:
         """Whether the worker has been made to leave its queues."""
         return bool(self._left)
 
-    def leave(self) -> None:
+    def pause(self) -> None:
         """Take nothing new."""
         self._left = consumed_queues(self._consumer.app)
         for queue in self._left:
             self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
 
-    def come_back(self) -> None:
-        """Take from the queues that `leave` left."""
+    def resume(self) -> None:
+        """Take from the queues that `pause` left."""
         queues, self._left = self._left, []
         for queue in queues:
             self._consumer.call_soon(self._consumer.add_task_queue, queue)

@@ -1,4 +1,4 @@
-"""What this machine and its services can do, and what to change so that nothing is lost."""
+"""Health checks of this machine and its services, with hints against data loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MIN_FREE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. Not `ok`: something fails or would lose data; `warning`: it works, but see the hint."""
+    """Result of one check. Not `ok`: something fails or would lose data; `warning`: it works, but see the hint."""
 
     what: str
     ok: bool
@@ -47,9 +47,9 @@ class Finding:
 
 
 def check(library: str | None = None) -> list[Finding]:
-    """Look at disk, database, Redis, broker, artifact store, cores and libraries, or at `library` alone of those.
+    """Check disk, database, Redis, broker, artifact store, cores and libraries (or only `library`).
 
-    What does not answer is a finding too. Uses the settings of the process, and starts embedded services.
+    An unreachable service is a finding too. Uses the settings of the process, and starts embedded services.
     """
     settings = get_settings()
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -77,7 +77,7 @@ def of_disk(settings: Settings) -> Iterator[Finding]:
     place = next(folder for folder in (settings.home, *settings.home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     text = f"{settings.home}: {free / 1e9:.1f} GB free"
-    yield Finding("disk", free >= _MIN_FREE_BYTES, text, "make room, or set TUNA_HOME to another disk")
+    yield Finding("disk", free >= _MIN_FREE_BYTES, text, "free some space, or set TUNA_HOME to another disk")
 
 
 def of_cores() -> Iterator[Finding]:
@@ -117,7 +117,7 @@ def _of_sqlite(connection: sa.Connection) -> Iterator[Finding]:
     version = connection.dialect.server_version_info or ()
     yield _version("database version", "SQLite", version, _SQLITE)
     mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
-    # Without WAL (a network folder) readers and the drain shut each other out, and locks may not hold at all.
+    # Without WAL (a network folder) readers and the drain block each other, and locks may not hold at all.
     hint = "keep the file on a disk of this machine, not in a network folder"
     yield _judge("database durability", mode not in ("wal", "memory"), f"journal_mode {mode}", hint)
 
@@ -141,7 +141,7 @@ def _of_mysql(connection: sa.Connection) -> Iterator[Finding]:
         hint = "set sync_binlog = 1: after a power cut the binary log, and what is restored from it, may lack commits"
         yield _judge("database binary log", sync != "1", f"sync_binlog {sync}", hint, warning=True)
     isolation = str(known.get("transaction_isolation") or known.get("tx_isolation"))
-    hint = "READ COMMITTED was asked for and not given: claims would block each other"
+    hint = "READ COMMITTED was requested and not granted: claims would block each other"
     yield _judge("database isolation", isolation != "READ-COMMITTED", isolation, hint, warning=True)
     yield _collation(connection)
     packet = int(known.get("max_allowed_packet") or 0)
@@ -218,7 +218,7 @@ def _replay(client: Any) -> Iterator[Finding]:
     """Whether transactions and scripts in the append-only file come back after a crash: redis/redis#14541."""
     try:
         said = client.acl_dryrun("default", "XADD", "tuna", "*", "r", "doctor")
-    except redis.ResponseError:  # this user may not ask, or a Redis before 7, which asks nobody's rights
+    except redis.ResponseError:  # no right to run ACL, or Redis < 7, which checks no rights on replay
         return
     hint = (
         "in Redis' access list, write: user default off resetpass ~* &* +@all. It stays off, but some versions replay the "
@@ -228,7 +228,7 @@ def _replay(client: Any) -> Iterator[Finding]:
 
 
 def _configured(client: Any, name: str) -> str | None:
-    """A setting of the server; None when this user may not ask, which is as it should be."""
+    """A setting of the server; None when this user may not read it, which is the recommended setup."""
     try:
         return str(client.config_get(name).get(name))
     except redis.ResponseError:
@@ -236,7 +236,7 @@ def _configured(client: Any, name: str) -> str | None:
 
 
 def _guard(client: Any, url: str) -> Finding:
-    """Whether there is a password, and whether the user could do more than Tuna needs."""
+    """Whether there is a password, and whether the user has more rights than Tuna needs."""
     parts = urlsplit(url)
     if parts.scheme != "unix" and not parts.password:
         return _judge("redis rights", True, "no password", "set one: docker/redis-start shows how", warning=True)
@@ -247,7 +247,7 @@ def _guard(client: Any, url: str) -> Finding:
 
 
 def _redis_rights(client: Any) -> Finding:
-    """Streams, scripts, expiry: with a key of its own that is removed again."""
+    """Streams, scripts, expiry: on a temporary key."""
     key = f"tuna:{{doctor-{uuid.uuid4().hex}}}:results"
     try:
         client.xadd(key, {"r": "doctor"}, maxlen=1)
@@ -288,12 +288,12 @@ def _with_store(settings: Settings) -> Settings:
 
 
 def of_artifacts(settings: Settings) -> Iterator[Finding]:
-    """The store of compiled code, which on a worker may be one that coordinators tell."""
+    """The artifact store, whose URL a worker may get from coordinators."""
     from tuna.artifacts import Artifacts
 
     settings = _with_store(settings)
     store = Artifacts.from_settings(settings)
-    data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same each time, so that a store does not fill with them
+    data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same bytes each time, so that a store does not fill up
     started = time.monotonic()
     digest = store.put(data)
     ok = store.get(digest) == data
@@ -317,7 +317,7 @@ def _version(what: str, name: str, found: tuple[Any, ...], least: tuple[int, ...
 
 
 def _clock(what: str, there: float, before: float) -> Finding:
-    """Against the middle of the time that the question took."""
+    """Compares with the midpoint of the round trip."""
     ahead_s = there - (before + time.time()) / 2
     text = f"{ahead_s:+.1f} s against this machine"
     return _judge(what, abs(ahead_s) >= _CLOCK_S, text, "set the clocks by NTP", warning=True)

@@ -1,4 +1,4 @@
-"""Plug-ins: the entry points of one group, loaded when they are asked for; one that fails leaves the others alone."""
+"""Plug-ins: the entry points of one group, loaded lazily; one that fails does not affect the others."""
 
 from __future__ import annotations
 

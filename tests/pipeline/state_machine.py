@@ -274,10 +274,10 @@ class Machine(RuleBasedStateMachine):
         if self._holds(worker):
             self.silent.add(worker.chunk.id)
 
-    def _give_back(self, message: Chunk) -> None:
+    def _return_chunk(self, message: Chunk) -> None:
         report = Report(kind=ReportKind.RETURNED, chunk=message.id, worker="parent")
         given = self.held.get(message.id, NOBODY) != NOBODY
-        assert self.leases.give_back(message.id, _json(report)) is given
+        assert self.leases.return_chunk(message.id, _json(report)) is given
         if given:
             self._let_go([message.id])
             self.freed.add(message.id)
@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
         self.lost |= lost
         self.freed |= lost | gone
         try:
-            coordinator.reap_now_and_then()
+            coordinator.reap()
         except Died:
             return
         finally:

@@ -56,7 +56,7 @@ class InProcess:
 def make(
     engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Coordinator]:
-    monkeypatch.setattr("tuna.pipeline.coordinator._FULL_S", 0.3)
+    monkeypatch.setattr("tuna.pipeline.coordinator._FULL_BACKOFF_S", 0.3)
     session_id, settings = make_jobs(engine, 40, options={"trials": 1}), get_settings()
     with reading(engine) as connection:
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
@@ -167,7 +167,7 @@ def test_after_an_outage_workers_have_time_to_renew_their_leases(
     assert states(engine) == waiting
     coordinator._patient_until = 0.0
     coordinator._reaped_at = 0.0
-    coordinator.reap_now_and_then()
+    coordinator.reap()
     assert states(engine) != waiting
 
 

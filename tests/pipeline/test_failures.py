@@ -23,7 +23,7 @@ from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.libraries.retries import Again, Retry
 from tuna.pipeline import claim
 from tuna.pipeline.drain import Drain
-from tuna.pipeline.failures import MAX_UNCHARGED, Aftermath, after_failure
+from tuna.pipeline.failures import MAX_UNCHARGED, NextState, after_failure
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.results import ResultStream
@@ -57,13 +57,13 @@ class Fails(NoopLibrary):
         return (result_of(item, ok=False, cause=Cause.DEVICE_LOST, ended_at=1.0) for item in items)
 
 
-def after(policy: Retry, row: Row | None = None) -> Aftermath:
+def after(policy: Retry, row: Row | None = None) -> NextState:
     return after_failure(row or Row(), Cause.DEVICE_LOST, Fails(policy), max_attempts=MAX, worker="w:1", now=NOW)
 
 
 def test_by_default_it_is_tried_again_and_charged() -> None:
-    assert after(Retry()) == Aftermath(State.COMPILED, "measure", failures=1)
-    assert after(Retry(), Row(failures=MAX - 1)) == Aftermath(State.ERRORED, "measure", failures=MAX)
+    assert after(Retry()) == NextState(State.COMPILED, "measure", failures=1)
+    assert after(Retry(), Row(failures=MAX - 1)) == NextState(State.ERRORED, "measure", failures=MAX)
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -72,15 +72,15 @@ def test_the_default_of_each_cause(cause: Cause) -> None:
     permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
     lost = cause is Cause.ARTIFACT_LOST
     state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
-    assert found == Aftermath(state, "build" if lost else "measure", failures=1)
+    assert found == NextState(state, "build" if lost else "measure", failures=1)
 
 
 def test_what_is_permanent_ends_whoever_is_charged() -> None:
-    assert after(Retry(Again.NEVER, charged=False)) == Aftermath(State.ERRORED, "measure", failures=1)
+    assert after(Retry(Again.NEVER, charged=False)) == NextState(State.ERRORED, "measure", failures=1)
 
 
 def test_it_goes_back_to_the_first_step() -> None:
-    assert after(Retry(first_step=True)) == Aftermath(State.NEW, "build", failures=1)
+    assert after(Retry(first_step=True)) == NextState(State.NEW, "build", failures=1)
 
 
 def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:

@@ -115,8 +115,8 @@ def test_a_step_on_a_cpu_waits_for_no_device(bench: Bench) -> None:
 def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) -> None:
     bench.somebody("other, env")
     mine = ITEM.model_copy(update={"avoid": bench.runner._worker})
-    ends = [bench.run(item=mine) for _ in range(running._MOST_DECLINED + 1)]
-    assert ends == ["declined"] * running._MOST_DECLINED + ["finished"]
+    ends = [bench.run(item=mine) for _ in range(running._MAX_DECLINED + 1)]
+    assert ends == ["declined"] * running._MAX_DECLINED + ["finished"]
     assert {report.results for report in bench.reports() if report.kind is ReportKind.RETURNED} == {()}
     assert bench.run(item=mine) == "declined", "it failed again, and is left to others again"
 

@@ -100,7 +100,7 @@ class Pipeline(Machine):
     @rule(pick=PICK)
     def a_worker_that_ends_gives_back(self, pick: int) -> None:
         for message in choose(self.broker.delivered, pick):
-            self._give_back(message)
+            self._return_chunk(message)
 
     @rule(pick=PICK, reports=st.booleans())
     def a_worker_falls_silent(self, pick: int, reports: bool) -> None:
@@ -124,7 +124,7 @@ class Pipeline(Machine):
             self.held |= dict.fromkeys(held, NOBODY)
             self.silent |= set(held)
             if gives_back:
-                self._give_back(worker.chunk)
+                self._return_chunk(worker.chunk)
 
     @rule(pick=PICK, lie=st.sampled_from(["another's job", "an earlier attempt", "another step", "the same twice"]))
     def a_worker_says_what_nobody_asked(self, pick: int, lie: str) -> None:
@@ -237,7 +237,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: LIBRARY)
-    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_DRY_S"):
+    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_EMPTY_BACKOFF_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)

@@ -61,4 +61,4 @@ def test_what_is_reserved_or_active_is_in_hand_once(monkeypatch: pytest.MonkeyPa
     both, waiting = Request(1), Request(2)
     monkeypatch.setattr(state, "reserved_requests", {both, waiting})
     monkeypatch.setattr(state, "active_requests", {both})
-    assert sorted(found["chunk"] for found in celery_internals.arguments_in_hand()) == ["1", "2"]
+    assert sorted(found["chunk"] for found in celery_internals.current_task_arguments()) == ["1", "2"]

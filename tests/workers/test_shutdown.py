@@ -71,7 +71,7 @@ def test_the_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_redis_that_is_away_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "_GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(shutdown, "_RETURN_S", 0.05)
     left = threading.Event()
     stuck = threading.Event()
     Shutdown(0.0, lambda: print(stuck.wait()), lambda _: left.set()).ask()
@@ -87,7 +87,7 @@ def test_what_is_given_back_is_reported_once_and_its_holder_is_shut_out(
     leases.open(["c"])
     leases.take("c", "token", "started")
     for _ in range(2):
-        shutdown.give_back(Settings(), CHUNK)
+        shutdown.return_chunk(Settings(), CHUNK)
     entries = [fields[b"r"] for _, fields in redis_client.xrange(leases.results_key)]
     assert len(entries) == 2
     assert Report.model_validate_json(entries[1]).kind is ReportKind.RETURNED
@@ -98,7 +98,7 @@ def test_what_is_given_back_is_reported_once_and_its_holder_is_shut_out(
 def test_a_chunk_that_waits_in_the_worker_is_given_back_too(redis_client: redis.Redis) -> None:
     leases = Leases(redis_client, "n", 20)
     leases.open(["c"])
-    assert leases.give_back("c", "returned")
+    assert leases.return_chunk("c", "returned")
     assert not leases.take("c", "token", "a copy of the message")
 
 
@@ -107,14 +107,14 @@ def test_a_worker_that_was_put_out_gives_nothing_back(redis_client: redis.Redis)
     leases.open(["c"])
     leases.take("c", "w:1/token", "started")
     assert leases.evict("w") == ["c"]
-    assert not leases.give_back("c", "returned")
+    assert not leases.return_chunk("c", "returned")
 
 
 def test_what_celery_holds_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = _Request({"chunk": CHUNK.model_dump_json()})
     monkeypatch.setattr(state, "reserved_requests", {mine, _Request({}), _Request({"chunk": json.dumps({"id": 1})})})
     monkeypatch.setattr(state, "active_requests", {mine})
-    assert shutdown.in_hand() == [CHUNK]
+    assert shutdown.current_chunks() == [CHUNK]
 
 
 def test_a_worker_leaves_when_its_queues_have_been_empty_for_a_moment() -> None:

@@ -32,9 +32,9 @@ class ImportedConfigs:
     counts: LineCounts
     rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
     configs: int  #: distinct configs that were read
-    added: int  #: those that were not there before
-    tagged: int  #: those that did not carry the tag before
-    missing: int  #: with `tag_only`: those that are not there, and so were not tagged
+    added: int  #: those that are new
+    tagged: int  #: those that are newly tagged
+    missing: int  #: with `tag_only`: unknown ones, which were not tagged
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def import_configs(
 
     `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines (conv, convfp16,
     convbfp16); `recurrent`: marked as tuned again whenever the library changes; `tag_only`: nothing is added. Raises
-    NothingImported if no layer is left, or with `strict` if any line is rejected; BadInput for a file that is none of
-    layers.
+    NothingImported if no layer is left, or with `strict` if any line is rejected; BadInput for a file that is not a list
+    of layers.
     """
     from tuna.configs import parse_file, parse_lines
     from tuna.db import configs, networks
@@ -113,7 +113,7 @@ def import_configs(
 
 
 def list_configs(tag: str) -> list[Config]:
-    """The layers that carry a tag; raises NotFound for a tag that nothing carries."""
+    """The layers that carry a tag; raises NotFound for an unknown tag."""
     from tuna.db import configs
     from tuna.db.database import open_database
     from tuna.db.engine import reading

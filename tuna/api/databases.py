@@ -69,8 +69,8 @@ def import_database(
 ) -> ImportReport:
     """Import a database file into a session; for a find db or perf db into a new one unless `session_id` is given.
 
-    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them; the file's name adds
-    what it says. Raises BadInput for a file that is none, or facts that are missing or not wanted.
+    `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and complete those in
+    the file's name. Raises BadInput for an invalid file, or facts that are missing or not expected.
     """
     from tuna.db import sessions
     from tuna.db.engine import writing

@@ -1,4 +1,4 @@
-"""Jobs: loaded, worked through, retried, canceled, reproduced."""
+"""Jobs: load, run, retry, cancel, reproduce."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CanceledJobs:
     """Numbers of canceled jobs by the state that they had."""
 
     states: Mapping[str, int]
-    workers_told: bool  #: False: Redis is away, so workers finish what they have in hand, and it is refused
+    workers_told: bool  #: False: Redis is unreachable, so workers first finish their chunks
 
 
 def load_jobs(
@@ -50,7 +50,7 @@ def load_jobs(
     command: str | None = None,
     **columns: object,
 ) -> LoadedJobs:
-    """Make the jobs of a session that are not there yet, for every applicable solver or for `solvers`.
+    """Add the missing jobs of a session, for every applicable solver or for `solvers`.
 
     `tag`: only its layers; `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
     `command`: only convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
@@ -93,7 +93,7 @@ def load_jobs(
 
 
 def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:
-    """A job of the example library, which runs a program and needs no layer of anybody's."""
+    """A job of the example library, which runs a program and needs no imported layer."""
     from tuna.configs import GemmConfig
     from tuna.db import configs, solvers
     from tuna.db.database import open_database
@@ -117,10 +117,10 @@ def run(
     processes: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Work through the steps (all when empty) of a session with workers on this machine; returns how it stands then.
+    """Run the steps (all when empty) of a session with workers on this machine; returns its final progress.
 
     `processes`: compile processes, by default one for each core that does not measure. `on_progress` is called a few
-    times a second at most. Interrupted, it goes on where it was when called again.
+    times a second at most. After an interruption a second call resumes.
     """
     from tuna.libraries.registry import get_library
     from tuna.workers.session_run import default_workers
@@ -132,7 +132,7 @@ def run(
 def enqueue(
     session_id: int, steps: Sequence[str] = (), *, on_progress: Callable[[Progress], None] | None = None
 ) -> Progress:
-    """Fill the queues and drain results until every job is through; the workers run elsewhere."""
+    """Fill the queues and drain results until every job is finished; the workers run elsewhere."""
     return _work_through(session_id, steps, (), on_progress)
 
 
@@ -172,7 +172,7 @@ def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None
 
 
 def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None) -> CanceledJobs:
-    """End jobs that are not finished; what workers have in hand for them no longer counts."""
+    """Cancel jobs that are not finished; results of their current attempts are refused."""
     from tuna.db.database import open_database
     from tuna.libraries.registry import get_library
     from tuna.pipeline import job_actions
@@ -183,7 +183,7 @@ def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None)
 
 
 def _drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
-    """Tell workers that they can stop; False without Redis."""
+    """Drop the leases, so that workers stop; False without Redis."""
     if not chunks:
         return True
     from tuna.db import sessions
@@ -214,7 +214,7 @@ def reproduce(
 ) -> list[StepResult]:
     """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is stored.
 
-    Runs the steps up to `step` and returns their results, of which the last one tells how it ended. `target`: the
+    Runs the steps up to `step` and returns their results, of which the last one has the outcome. `target`: the
     session's; default: this machine's. Raises NotFound for an unknown solver, BadInput unless the layer is one.
     """
     from tuna.configs import read_one

@@ -1,4 +1,4 @@
-"""The database, the services around it, and what can be seen of them."""
+"""The database and the services: schema, checks, metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Upgrade:
 
 
 def open_database() -> sa.Engine:
-    """The database of the settings with a current schema: an embedded one is made and upgraded by itself."""
+    """The database of the settings with a current schema: an embedded one is created and upgraded automatically."""
     from tuna.db import database
 
     return database.open_database()
@@ -47,14 +47,14 @@ def list_tables() -> list[str]:
 
 
 def doctor(library: str | None = None) -> list[Finding]:
-    """What this machine and its services can do, and what to change; of libraries only `library`, if it is given."""
+    """Check this machine and its services, with hints; of the libraries only `library`, if it is given."""
     from tuna.doctor import check
 
     return check(library)
 
 
 def serve_metrics(listen: str, started: Callable[[str], None]) -> None:
-    """Answer Prometheus at `listen` (HOST:PORT) until Ctrl-C; `started` is told the URL."""
+    """Answer Prometheus at `listen` (HOST:PORT) until Ctrl-C; `started` gets the URL."""
     from tuna.db.database import connect_database
     from tuna.reports.prometheus import serve
     from tuna.settings import get_settings

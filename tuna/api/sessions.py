@@ -1,4 +1,4 @@
-"""Sessions: started, prepared, looked at, reported."""
+"""Sessions: create, prepare, watch, report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartedSession:
-    """A session that was asked for; `new` unless the same one was there already."""
+    """The requested session; `new` unless it existed already."""
 
     id: int
     reason: str
@@ -28,7 +28,7 @@ class StartedSession:
 
 
 def init_session(library: str, reason: str, facts: Mapping[str, str] | None = None) -> StartedSession:
-    """The session for (environment, reason), made if there is none.
+    """The session for (environment, reason), created if there is none.
 
     The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
     the library allows that.
@@ -57,7 +57,7 @@ def update_solvers(library: str) -> int:
 
 
 def list_job_options(library: str) -> list[tuple[str, str, str, str]]:
-    """(name, type, default, meaning) of what jobs of the library take as options."""
+    """(name, type, default, meaning) of each job option of the library."""
     from tuna.libraries.options import describe
     from tuna.libraries.registry import get_library
 
@@ -65,7 +65,7 @@ def list_job_options(library: str) -> list[tuple[str, str, str, str]]:
 
 
 def list_solvers(library: str) -> list[StoredSolver]:
-    """The library's solvers as stored; raises BadInput before `update_solvers`."""
+    """The stored solvers of the library; raises BadInput before `update_solvers`."""
     from tuna.db import solvers
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -76,7 +76,7 @@ def list_solvers(library: str) -> list[StoredSolver]:
 
 
 def update_applicability(session_id: int, tag: str | None = None, *, library: str | None = None) -> Applicability:
-    """Work out which solvers can run which layers (those with `tag`, or all) in the session.
+    """Determine which solvers can run which layers (those with `tag`, or all) in the session.
 
     Raises BadInput if the session is not of `library`, should one be named.
     """
@@ -114,7 +114,7 @@ def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
 
 
 def status(session_id: int | None = None) -> list[Overview]:
-    """All sessions, or one: jobs by state, failures by cause. Raises NotFound for a session that is not there."""
+    """All sessions, or one: jobs by state, failures by cause. Raises NotFound for an unknown session."""
     from tuna.db import overview
     from tuna.db.database import open_database
 
@@ -125,12 +125,12 @@ def status(session_id: int | None = None) -> list[Overview]:
         from tuna.db.engine import reading
 
         with reading(engine) as connection:
-            sessions.get(connection, session_id)  # raises NotFound with the sessions that there are
+            sessions.get(connection, session_id)  # raises NotFound with the list of sessions
     return list(found)
 
 
 def watcher(session_id: int | None = None) -> Watcher:
-    """What looks again and again at all sessions or one: rates, ETA, efficiency, workers (`look()`)."""
+    """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency, workers."""
     from tuna.db.database import open_database
     from tuna.reports.status import Watcher
     from tuna.settings import get_settings

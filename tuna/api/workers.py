@@ -1,4 +1,4 @@
-"""Workers: tokens, who is there, what each shall do; run here; commands on all of them."""
+"""Workers: tokens, list, states; run here; remote execution."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Worker:
     device: str
     environment: str  #: keys of those that it measures for
     toolchains: tuple[str, ...]
-    jobs: tuple[int, ...]  #: in hand now
+    jobs: tuple[int, ...]  #: its current ones
     done: int | None  #: items since its start; None without a process
     per_minute: float | None  #: items a minute since its start
-    silent_s: float  #: since it was heard of last
+    silent_s: float  #: since its last heartbeat
 
 
 def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
@@ -102,7 +102,7 @@ def list_tokens() -> list[Token]:
 
 
 def revoke_token(token_id: str) -> None:
-    """Make a token useless; a worker that joined with it stays. Raises NotFound."""
+    """Revoke a token; a worker that joined with it stays. Raises NotFound."""
     from tuna.db.database import open_database
     from tuna.db.engine import writing
     from tuna.membership import members
@@ -113,7 +113,7 @@ def revoke_token(token_id: str) -> None:
 
 
 def list_workers() -> list[Worker]:
-    """Live worker processes, then members that none of them belongs to."""
+    """Live worker processes, then members without a live process."""
     import time
 
     from tuna.db import sessions
@@ -179,10 +179,10 @@ def _silent(member: Member, now: float) -> Worker:
 
 
 def set_worker_state(name: str, state: Literal["active", "cordoned", "draining", "revoked"]) -> str:
-    """Change what a worker, or the worker of a process, shall do, in SQL too if it joined; returns the worker's name.
+    """Set the state of a worker, or of the worker of a process, in SQL too if it joined; returns the worker's name.
 
-    `cordoned` takes nothing new, `draining` leaves then, `revoked` (members only) loses its access at once. Raises
-    NotFound, or BadInput where the change is none or impossible.
+    `cordoned` takes nothing new, `draining` also exits, `revoked` (members only) loses its access at once. Raises
+    NotFound, or BadInput for a change without effect, or an impossible one.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import writing
@@ -203,7 +203,7 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
     else:
         raise BadInput(
             f"{worker} did not join with a token: it uses this installation's own credentials.",
-            hint="change those of Redis to put it out",
+            hint="change those of Redis to revoke its access",
         )
     return worker
 
@@ -283,7 +283,7 @@ def remote_exec(command: str) -> Sequence[Answer]:
 
 
 def celery_app() -> Celery:
-    """The Celery app; importing it takes a while, so only what needs it does."""
+    """The Celery app; imported lazily, because that takes a while."""
     from tuna.celery_app import app
 
     return app

@@ -1,1 +1,1 @@
-"""What a person types: commands parse, call the rooms below, and print. No SQL, no Celery, no format knowledge."""
+"""The command line: commands parse, call `tuna.api`, and print. No SQL, no Celery, no format knowledge."""

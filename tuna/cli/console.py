@@ -53,7 +53,7 @@ def print_table(
 
 
 class ProgressView:
-    """Shows how far a session is, with rate and ETA; starts again where it finds the session."""
+    """Progress of a session, with rate and ETA; starts at the current counts."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""`tuna db`: looks after the database."""
+"""`tuna db`: maintains the database."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 class _Export(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The forms there are; asked for only here, since the libraries that bring them take a while to import."""
+        """The available forms; loaded lazily, because the libraries that bring them are slow to import."""
         from tuna.exports.registry import exporters
 
         with formatter.section("Forms, with their options"):
@@ -43,7 +43,7 @@ class _Export(click.Command):
 @click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form's.")
+@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the form.")
 def export(
     session_id: int | None,
     golden: int | None,
@@ -125,7 +125,7 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
 @click.option("--library", default="miopen", show_default=True, help="Whose solvers are known.")
 @options.as_json
 def check_db(directory: Path, library: str, as_json: bool) -> int:
-    """Check a folder of databases, MIOpen's by the rules of its own test. Exit 1 if a rule is broken."""
+    """Check a folder of databases, MIOpen's by the rules of MIOpen's test suite. Exit 1 if a rule is broken."""
     found = api.check_databases(directory, library)
     if as_json:
         print_json(

@@ -1,4 +1,4 @@
-"""`tuna doctor`: prints what was found on this machine and its services."""
+"""`tuna doctor`: prints the findings on this machine and its services."""
 
 from __future__ import annotations
 

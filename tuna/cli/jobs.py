@@ -1,4 +1,4 @@
-"""Commands that decide about jobs: retry, cancel."""
+"""Commands that change jobs: retry, cancel."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
 @click.option("--tag", help="Only jobs of layers with this tag.")
 @_jobs
 def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
-    """End jobs that are not finished; what workers have in hand for them no longer counts."""
+    """End jobs that are not finished; results of their current attempts are refused."""
     done = api.cancel(session_id, jobs=jobs, tag=tag)
     click.echo(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
     if not done.workers_told:
-        click.echo("Redis is away: workers finish what they have in hand, and it is refused.", err=True)
+        click.echo("Redis is unreachable: workers finish their current chunks, whose results are refused.", err=True)
 
 
 def _count(moved: Mapping[str, int], what: str, mark: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands about who may work: token, workers."""
+"""Commands about workers: token, workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def list_tokens(as_json: bool) -> None:
 @token.command("revoke")
 @click.argument("token_id", metavar="ID")
 def revoke_token(token_id: str) -> None:
-    """Make a token useless. A worker that joined with it stays: `tuna workers revoke` puts it out."""
+    """Revoke a token. A worker that joined with it stays: `tuna workers revoke` revokes that."""
     api.revoke_token(token_id)
     click.echo(f"token {token_id} revoked")
 
@@ -59,7 +59,7 @@ def revoke_token(token_id: str) -> None:
 @options.as_json
 @click.pass_context
 def workers(context: click.Context, as_json: bool) -> None:
-    """List the workers that are there now and those that joined; cordon, drain or revoke one."""
+    """List live workers and members; cordon, drain or revoke one."""
     if context.invoked_subcommand is not None:
         return
     found = api.list_workers()
@@ -79,7 +79,7 @@ def workers(context: click.Context, as_json: bool) -> None:
         )
         for one in found
     ]
-    columns = ("worker", "role", "state", "device", "environment", "jobs in hand", "items/min", "silent s")
+    columns = ("worker", "role", "state", "device", "environment", "current jobs", "items/min", "silent s")
     print_table("", columns, rows, right=(6, 7))
 
 
@@ -107,7 +107,7 @@ def drain(name: str) -> None:
 @workers.command()
 @click.argument("name")
 def revoke(name: str) -> None:
-    """Put a worker out for good: its credentials end now, and what it had in hand is done again."""
+    """Revoke a worker permanently: its credentials end now, and its current jobs are repeated."""
     click.echo(f"{api.set_worker_state(name, 'revoked')}: revoked")
 
 

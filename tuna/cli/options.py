@@ -13,7 +13,7 @@ _LARGEST_ID = 2**63 - 1
 
 
 class _Id(click.IntRange):
-    """A number of the database's; a larger one than it can hold is told like any other bad value."""
+    """A number of the database's; a larger one than it can hold is reported like any other bad value."""
 
     def __init__(self) -> None:
         super().__init__(min=1)

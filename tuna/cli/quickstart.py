@@ -27,9 +27,9 @@ FORMS = ("find", "perf", "kernel", "tvm")
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the layers of a small ResNet-50 list on this machine, and write databases and a report.
 
-    Started again it goes on where it was; what is measured is not measured again.
+    A second start resumes; nothing is measured twice.
     """
-    output.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is told before the tuning, not after it
+    output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
     session = api.init_session("tvm", "quickstart")
     session_id = session.id
     show.started(session)

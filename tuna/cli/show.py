@@ -1,4 +1,4 @@
-"""What commands print of what `tuna.api` returned, the same under `tuna` and under the seeds' programs."""
+"""Output of commands for results of `tuna.api`, the same under `tuna` and under the seeds' programs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _DASH = "–"
 
 
 def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
-    """Look every `interval_s` seconds until Ctrl-C."""
+    """Refresh every `interval_s` seconds until Ctrl-C."""
     from rich.console import Console
     from rich.live import Live
 
@@ -119,7 +119,7 @@ def _workers(snapshot: Snapshot) -> Table | Text:
     if not snapshot.workers:
         return Text("workers: none")
     roles = Counter(worker.role for worker in snapshot.workers)
-    table = _table("worker", "role", "device", "jobs in hand", "done", right=(3, 4))
+    table = _table("worker", "role", "device", "current jobs", "done", right=(3, 4))
     table.title = "workers: " + ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
     table.title_justify = "left"
     for worker in snapshot.workers[:_MOST_WORKERS]:

@@ -33,9 +33,9 @@ _CANONICAL_TEXT = "kind=batch_norm;" + ";".join(f"{name}=%({name})s" for name in
 class BatchNormConfig(Config):
     """One batch normalisation in one direction, with MIOpen's names.
 
-    The direction is a word of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
+    The direction is a term of Tuna and of fin, not of MIOpen: FORWARD is forward training (`--forw 1`), BACKWARD_DATA is
     forward *inference* (`--forw 2`), BACKWARD_WEIGHTS is the whole backward pass (`--back 1`). A two-dimensional one has
-    in_d 1; a three-dimensional one may have it too and then is told apart by its layout.
+    in_d 1; a three-dimensional one may have it too and then differs by its layout.
     """
 
     kind: ClassVar[str] = "batch_norm"

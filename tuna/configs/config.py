@@ -109,7 +109,7 @@ class Config:
     def checked(cls, values: dict[str, Any]) -> Config:
         """The config with these JSON values, each checked against its field's type; raises BadInput.
 
-        A kind that checks the types by itself, or brings values into a normal form, has its own.
+        A kind that checks the types by itself, or brings values into a normal form, overrides it.
         """
         from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""Files of layers, one or more a line: every line is accounted for, none loses the others."""
+"""Files of layers, one or more a line: every line is counted, and a bad one does not affect the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class LineCounts:
-    """What became of the lines: total = accepted + ignored + rejected + unsupported."""
+    """Counts of lines by outcome: total = accepted + ignored + rejected + unsupported."""
 
     total: int = 0
     accepted: int = 0
@@ -54,7 +54,7 @@ class LineCounts:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """The distinct configs of a file in the order in which they first appear, and the account of its lines."""
+    """The distinct configs of a file in the order in which they first appear, and the counts of its lines."""
 
     configs: tuple[Config, ...]
     counts: LineCounts
@@ -91,7 +91,7 @@ def parse_lines(
 ) -> ParsedFile:
     """Read layers, one a line: MIOpenDriver commands, JSON objects, lines of a find db, of which only the key counts.
 
-    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of its own; one
+    `source` names the lines in messages. With `batches` each layer comes at these batch sizes instead of the given one; one
     without a `batchsize`, such as a matrix product, then is rejected. `command` (one of PRECISIONS) overrides the precision of the
     convolutions. Raises BadInput for wrong options and for a NUL character.
     """
@@ -132,7 +132,7 @@ def parse_lines(
 
 @dataclass(frozen=True)
 class _Change:
-    """What an import makes of the layers that it reads."""
+    """Changes that an import makes to the layers that it reads."""
 
     batches: tuple[int, ...]  #: batch sizes instead of a layer's own; empty to keep that
     data_type: DataType | None  #: of convolutions; None to keep theirs

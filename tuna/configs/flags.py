@@ -7,7 +7,7 @@ from reprlib import repr as shown
 
 from tuna.errors import BadInput
 
-#: The numbers that nearly every flag has, read without further ado.
+#: The numbers that nearly every flag has, read on the fast path.
 SMALL = {str(number): number for number in range(4097)}
 
 

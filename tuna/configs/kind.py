@@ -1,4 +1,4 @@
-"""Kinds of config: what Tuna knows of a class of layers, registered under the entry point group `tuna.kinds`.
+"""Kinds of config: classes of layers, registered under the entry point group `tuna.kinds`.
 
 A kind is added by a module with a subclass of `Config` and a `ConfigKind`, named in a package's pyproject.toml:
 

@@ -88,7 +88,7 @@ def _ids(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
 def _insert(connection: sa.Connection, configs: Sequence[Config], bodies: Mapping[str, bytes]) -> None:
     _keep_bodies(connection, {config.body_digest for config in configs} - {None}, bodies)  # type: ignore[arg-type]
     rows = [_row(config) for config in configs]
-    upsert(connection, models.Config, rows, key=("key",))  # somebody else may be storing the same ones
+    upsert(connection, models.Config, rows, key=("key",))  # another import may be storing the same ones
     _write_typed(connection, rows)
 
 

@@ -16,7 +16,7 @@ __all__ = ["Fault", "Findings", "KernelsByResult", "Known", "check"]
 
 
 def check(directory: Path, known: Known) -> Findings:
-    """Check all databases in a folder: by the format's own rules, else that they read and have nothing twice.
+    """Check all databases in a folder: by the format's own rules, else that they are readable and have no duplicates.
 
     MIOpen's rules are at `libraries.miopen.formats.check`. Raises BadInput if the folder has no database.
     """

@@ -135,7 +135,7 @@ class CsvExporter(GenericExporter):
 
     def read(self, path: Path) -> Iterator[ResultRecord]:
         """Row by row."""
-        csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT))  # of this process; there is no other
+        csv.field_size_limit(max(csv.field_size_limit(), _CELL_LIMIT))  # global to the process; there is no other way
         try:
             with compressed.open_text(path) as stream:
                 table = csv.reader(stream, strict=True)

@@ -1,4 +1,4 @@
-"""What one database has that another has not, solver by solver: for whoever has to say what a release changes."""
+"""Differences between two databases, solver by solver, such as for release notes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def diff(a: Path, b: Path, each: Callable[[Pair], object] = lambda _: None) -> D
     """Compare two databases of one form, packed or not; a perf db in SQLite and one in text have the same entries.
 
     A solver counts as changed for a key if any value of its entry differs (time, workspace, algorithm; params; code). `each` is
-    told every entry that differs, in the order of keys and solvers. Memory does not grow with the files, but for 12 bytes
+    called with every entry that differs, in the order of keys and solvers. Memory does not grow with the files, but for 12 bytes
     a key. Raises BadInput if a file is damaged or of another kind.
     """
     exporter = same_form(a, b)

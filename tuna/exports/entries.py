@@ -1,4 +1,4 @@
-"""The entries of a database file in one order, whatever its form and size, so that two files can be gone through together."""
+"""The entries of a database file in one order, whatever its form and size, so that two files can be merge-joined."""
 
 from __future__ import annotations
 

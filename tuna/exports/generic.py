@@ -56,7 +56,7 @@ class GenericExporter(Exporter[GenericOptions]):
             yield Entry(key, record.solver, (time_ms, record.workspace_bytes, record.params))
 
     def imported(self, path: Path) -> Iterator[ImportedResult]:
-        """What any library can take over of a record."""
+        """The part of a record that any library can import."""
         for record in self.read(path):
             yield ImportedResult(
                 record.config,

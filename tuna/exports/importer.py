@@ -1,4 +1,4 @@
-"""From a database file to the results of a session: what an export wrote, and what MIOpen ships."""
+"""Import a database file into a session: our exports, and the files that MIOpen ships."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _source(path: Path) -> str:
 
 @dataclass
 class _Wanted:
-    """What a file says of a solver."""
+    """A solver as a file describes it."""
 
     family: str = ""
     tunable: bool = False
@@ -106,7 +106,7 @@ def _add_solvers(
 ) -> tuple[dict[str, int | None], int]:
     """Ids by name, None for one that the library no longer has, and how many are new.
 
-    What only files have told of a solver, which then has no number, is completed.
+    A solver that is known only from files, and so has no number, is completed.
     """
     columns = (Solver.name, Solver.id, Solver.algorithm, Solver.tunable, Solver.valid, Solver.number)
     query = sa.select(*columns).where(Solver.library == library)
@@ -186,7 +186,7 @@ def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping
         if solver_id in seen:
             batch.skipped["its line names the solver before"] += 1
         elif not 0 <= item.time_ms < math.inf or not 0 <= item.workspace_bytes <= _MAX_BYTES:
-            batch.skipped["its time or workspace is no number that can be"] += 1
+            batch.skipped["its time or workspace is not a valid number"] += 1
         elif len(item.algorithm) > _MAX_ALGORITHM:
             batch.skipped["its algorithm's name is too long"] += 1
         else:
@@ -204,7 +204,7 @@ def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping
 
 
 def _params_without_times(task: Task) -> dict[tuple[PerfKey, int], str]:
-    """What a perf db told the session before: it may have named another layer of those that share a perf-db row."""
+    """What an earlier import of a perf db stored: it may have named another layer of those that share a perf-db row."""
     query = (
         sa.select(Config.problem_key, FindDb.solver_id, FindDb.params)
         .join(Config, Config.id == FindDb.config_id)
@@ -299,7 +299,7 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
     elif record.simulated:
         batch.skipped["its time is simulated"] += 1
     elif record.workspace_bytes > _MAX_BYTES or len(record.algorithm) > _MAX_ALGORITHM:
-        batch.skipped["its workspace or algorithm is more than there is room for"] += 1
+        batch.skipped["its workspace or algorithm is too large for the database"] += 1
     else:
         values = {
             "time_ms": record.time_ms,

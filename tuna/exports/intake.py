@@ -1,4 +1,4 @@
-"""An import under way: problems of a file, some hundreds at a time, each batch stored in a transaction of its own."""
+"""An import in progress: problems of a file, some hundreds at a time, one transaction for each batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import canonical_name
 
-#: Problems in one transaction: few enough that others, who wait, do not notice.
+#: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
 _BATCH = 1000
 _VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "problem_key")
 _COLUMNS = (*_VALUES, "source", "job_id")
@@ -28,12 +28,12 @@ _MAX_SOURCE = 255
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import found and changed."""
+    """Counts of an import."""
 
     session_id: int
     rows: int  #: entries of the file that the session now has
     changed: int  #: those of them that are new or other than before
-    configs: int  #: problems of the file that are there now
+    configs: int  #: problems of the file that are stored now
     new_configs: int
     new_solvers: int
     zero_times: int  #: entries with a time of 0, which is kept and never exported
@@ -42,7 +42,7 @@ class ImportReport:
 
 @dataclass
 class Task:
-    """One import under way."""
+    """One import in progress."""
 
     engine: sa.Engine
     session_id: int
@@ -53,7 +53,7 @@ class Task:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> ImportReport:
-        """What was done."""
+        """The counts."""
         names = ("rows", "changed", "configs", "new_configs", "zero_times")
         counts = {name: self.counts[name] for name in names}
         return ImportReport(
@@ -61,7 +61,7 @@ class Task:
         )
 
     def run(self, store: Callable[[Batch, Sequence[Any]], None], problems: Iterable[Any]) -> None:
-        """`store` the problems, batch by batch, each in a transaction of its own."""
+        """`store` the problems, batch by batch, one transaction for each."""
         iterator = iter(problems)
         while part := list(islice(iterator, _BATCH)):
             for attempt in retrying():
@@ -75,7 +75,7 @@ class Task:
 
 @dataclass
 class Batch:
-    """Some problems of the file, in one transaction; its counts are thrown away when it has to be run again."""
+    """Some problems of the file, in one transaction; its counts are discarded when it has to be retried."""
 
     task: Task
     connection: sa.Connection
@@ -133,7 +133,7 @@ class Batch:
 
 
 def _joined(old: str | None, new: str) -> str:
-    """All files that a result came from, the latest last, as far as there is room."""
+    """All files that a result came from, the latest last, as far as the column holds them."""
     parts = [part for part in (old or "").split(", ") if part and part != new] + [new]
     while len(", ".join(parts)) > _MAX_SOURCE:
         del parts[0]

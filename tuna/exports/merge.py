@@ -1,4 +1,4 @@
-"""Two databases made one: a release with what somebody has tuned since."""
+"""Merge two databases: a release with later tuning results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuna.libraries import compressed
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Where the entries of a merged database come from, and what is gone."""
+    """Origin of the entries of a merged database, and dropped ones."""
 
     kept: int  #: of the master, as they were
     replaced: int  #: the master had another value

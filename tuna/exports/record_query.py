@@ -28,7 +28,7 @@ def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultR
         Config.key, Environment.key, selection.column("time_ms").is_(None), selection.column("time_ms"), Solver.name
     )
     for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
-        # An imported row vouches for nothing but its file, even if a job has been there before.
+        # The provenance of an imported row is its file, even if a job measured it before.
         measured = not row.source
         yield ResultRecord(
             row.config_key,

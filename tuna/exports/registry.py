@@ -1,4 +1,4 @@
-"""Which database formats there are: those of the installed libraries, and those that belong to no library."""
+"""Registry of database formats: those of the installed libraries, and the generic ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())
 
 @functools.cache
 def _found() -> tuple[tuple[AnyExporter, ...], str]:
-    """All exporters, and which libraries could not be asked; a plug-in that does not load must not hide the others."""
+    """All exporters, and which libraries could not be loaded; a broken plug-in must not hide the others."""
     found, broken = list(_GENERIC), []
     for name in registry.names():
         try:

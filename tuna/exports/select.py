@@ -1,4 +1,4 @@
-"""Whose results are exported, and the queries of what exporters are given of them."""
+"""Selects the results to export: a session or a golden version, and the queries for exporters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tuna.libraries.results import KernelOf, SolverFacts
 
 @dataclass(frozen=True)
 class Selection:
-    """The results of one session or golden version, and for what they are."""
+    """The results of one session or golden version, and their target."""
 
     title: str  #: such as `Session 3`
     library: str

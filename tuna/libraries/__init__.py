@@ -1,1 +1,1 @@
-"""What can be tuned: each library is a plug-in that fulfils the contract in `base`."""
+"""Libraries that can be tuned: each is a plug-in that implements the contract in `base`."""

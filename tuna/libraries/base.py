@@ -1,7 +1,7 @@
 """The contract between Tuna and a library that it tunes.
 
-A library says what is installed, which solvers it has and where they apply, and carries out steps on work items. It is
-pure: it sees no SQL and no queue. Everything it needs is in the `WorkItem`, artifacts come from the `RunContext`, and
+A library reports what is installed, its solvers and their applicability, and runs steps on work items. It has
+no access to SQL or queues. Everything it needs is in the `WorkItem`, artifacts come from the `RunContext`, and
 everything it finds is in the `StepResult`.
 """
 
@@ -27,7 +27,7 @@ from tuna.vocabulary import Cause, Resource
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a job: its name, what it runs on, how many items share one message, and the limit of one item."""
+    """One stage of a job: its name, its resource, how many items share one message, and the time limit of one item."""
 
     name: str
     resource: Resource
@@ -45,7 +45,7 @@ class Environment:
     num_cu: int
     toolchain: str
     device: str = ""  #: name of the device for people, such as the CPU model
-    target: str = ""  #: what the compiler is told, in the library's own form
+    target: str = ""  #: the compiler's target, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -81,9 +81,9 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
-    #: What a user may ask of its jobs.
+    #: Model of its job options.
     options: type[JobOptions] = JobOptions
-    #: Whose devices its device steps measure on; None: the first GPU that the worker may use, else its measuring cores.
+    #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use, else its measuring cores.
     device_kind: Kind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
@@ -99,7 +99,7 @@ class Library(ABC):
         raise BadInput(f"{self.name} finds out its environment by itself; {', '.join(sorted(facts))} cannot be given.")
 
     def toolchain(self) -> str:
-        """What decides who may compile; a library whose `environment` is slow to tell answers faster here."""
+        """Identifies who may compile; to be overridden by a library whose `environment` is slow."""
         return self.environment().toolchain
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Library(ABC):
     def probe(self, device: DeviceHandle) -> str:
         """Why `device` does not answer, empty when it does; called before its first work and after a failure.
 
-        Takes seconds at most. The default knows of no way to ask, and believes in the device.
+        Takes seconds at most. The default does not check, and assumes a healthy device.
         """
         return ""
 
@@ -130,7 +130,7 @@ class Library(ABC):
         return step.time_limit_s
 
     def retry(self, cause: Cause) -> Retry:
-        """What becomes of a job whose attempt failed for `cause`."""
+        """The retry policy of a job whose attempt failed for `cause`."""
         return DEFAULT_RETRIES[cause]
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
@@ -154,7 +154,7 @@ class Library(ABC):
         return shlex.join([*words, item.layer.text()])
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
-        """Give back child processes; called once when the process ends."""
+        """Release child processes; called once when the process ends."""
 
     def step(self, name: str) -> Step:
         """The step called `name`; raises NotFound with the steps there are."""

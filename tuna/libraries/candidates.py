@@ -1,4 +1,4 @@
-"""A base for libraries that tune a kernel of their own: propose params, build each candidate, check and measure it.
+"""A base for libraries that tune a parametrised kernel: propose params, build each candidate, check and measure it.
 
 The worker process imports neither a compiler nor a kernel. The work is done by two children, one for each step, which are
 replaced when a candidate crashes or hangs them: that candidate is a failed trial, and the next one is tried.
@@ -30,7 +30,7 @@ _CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 
 
 class CandidateOptions(JobOptions):
-    """What every library of candidates lets a user ask."""
+    """Job options of every `CandidateLibrary`."""
 
     candidates: int = Field(8, ge=1, le=10_000, description="points of the solver's space to try")
     build_timeout_s: float = Field(20.0, gt=0, le=86_400, description="seconds in which one candidate must be built")
@@ -40,7 +40,7 @@ class CandidateOptions(JobOptions):
 
 
 class CandidateLibrary(Library):
-    """Two steps, `compile` on a CPU and `eval` on the device; a subclass says which kernels.
+    """Two steps, `compile` on a CPU and `eval` on the device; a subclass provides the kernels.
 
     It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and `applicable`.
     """
@@ -62,7 +62,7 @@ class CandidateLibrary(Library):
         self._peak: float | None = None
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
-        """The variables that children have beside those that every child has; `threads` is how many they may use."""
+        """Environment variables of the children, besides the common ones; `threads` is how many they may use."""
         return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
@@ -174,7 +174,7 @@ class CandidateLibrary(Library):
         """The artifact under a name that loaders know by its end; raises KeyError when it is gone or damaged."""
         checked, named = context.artifacts.path(digest), context.scratch / f"{digest}{self.suffix}"
         temporary = named.with_suffix(".tmp")
-        shutil.copyfile(checked, temporary)  # a copy: TVM looks through a link, at the name behind it
+        shutil.copyfile(checked, temporary)  # a copy: TVM resolves a link, and looks at the name of its target
         temporary.replace(named)  # never written in place: the child may have mapped it for an earlier attempt
         return named
 
@@ -262,7 +262,7 @@ class _Measurement:
         return _timed(Trial(index=index, max_error=found["error"]), found["times_ms"])
 
     def _finals(self, trials: dict[int, Trial]) -> None:
-        """Measure the best few again, in turn, so that one lucky moment does not decide."""
+        """Measure the best few again, in turn, so that one outlier does not decide."""
         timed = sorted((t.time_ms, t.index) for t in trials.values() if t.time_ms is not None)
         finalists = [index for time_ms, index in timed if time_ms <= _CLOSE * timed[0][0]][:_FINALISTS]
         if len(finalists) < 2:
@@ -293,6 +293,6 @@ def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:
 
 
 def _fault(error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause) -> tuple[Cause, str]:
-    """The cause of a child's failure, and what is known of it: its sentence and the end of what was printed."""
+    """The cause of a child's failure, and its details: the message and the tail of the output."""
     detail = error.traceback if isinstance(error, ChildFailed) else error.tail
     return hung if isinstance(error, ChildTimeout) else failed, tail(f"{detail.rstrip()}\n{error}".strip())

@@ -1,4 +1,4 @@
-"""Database files packed with bzip2, as MIOpen ships its larger ones: reading them as if they were not, and packing."""
+"""Database files packed with bzip2, as MIOpen ships its larger ones: transparent reading, and packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker lends a library while a step runs: artifacts, scratch, cores, the device, and whether to stop."""
+"""What a worker provides to a library during a step: artifacts, scratch, cores, the device, cancellation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ArtifactStore(Protocol):
     """Where compiled code lives, addressed by the SHA-256 of its bytes."""
 
     def put(self, data: bytes) -> str:
-        """Store `data` and return its SHA-256; raises StorageFull when there is no room, and leaves nothing behind."""
+        """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and leaves nothing behind."""
 
     def path(self, digest: str) -> Path:
         """A local file with the verified bytes; raises KeyError if it is gone or its bytes differ from the hash."""
@@ -23,7 +23,7 @@ class ArtifactStore(Protocol):
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """The device that a step on `Resource.DEVICE` may use, and how a child process gets to see it alone."""
+    """The device that a step on `Resource.DEVICE` may use, and how it is made visible to a child process alone."""
 
     id: str  #: for people and locks, such as `GPU-5d5ba0d6` or `cpu3`
     uuid: str = ""  #: as its driver names it; empty for cores
@@ -32,7 +32,7 @@ class DeviceHandle:
 
     @property
     def locks(self) -> tuple[str, ...]:
-        """What a measurement locks: a device with a driver by its identity, whatever cores serve it; else each core."""
+        """Names of the locks of a measurement: a device with a driver by its identity, regardless of cores; else each core."""
         if self.uuid or not self.id.startswith("cpu"):
             return (self.uuid or self.id,)
         return tuple(f"cpu{cpu}" for cpu in self.cpus)
@@ -44,12 +44,12 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a worker lends a library while a step runs."""
+    """What a worker provides to a library during a step."""
 
     artifacts: ArtifactStore
     scratch: Path  #: private to this process, removed when it ends
     cpus: tuple[int, ...]  #: cores that the step may use
     device: DeviceHandle | None = None  #: None for steps on a CPU
-    #: True once nobody wants the results any more: the chunk is canceled, or somebody else's. Hand it to every call of the
-    #: sandbox, which ends the child and raises ChildCancelled; let that pass.
+    #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to every call of the
+    #: sandbox, which kills the child and raises ChildCancelled; do not catch that.
     cancelled: Callable[[], bool] = _never

@@ -1,4 +1,4 @@
-"""What a check of database files goes by, and what it found."""
+"""Input and result of a check of database files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KernelsByResult = Mapping[tuple[str, str], Sequence[Sequence[KernelOf]]]
 
 @dataclass(frozen=True)
 class Known:
-    """What the installation knows that files do not say."""
+    """Facts from the installation that files lack."""
 
     solvers: Mapping[str, bool] | None  #: whether each solver is tunable; None: unknown, and its rules are left out
     #: The kernels that sessions recorded for these keys on an architecture and number of compute units, None for any.
@@ -33,12 +33,12 @@ class Fault:
 
 @dataclass
 class Findings:
-    """What a check went through and found."""
+    """Result of a check."""
 
     files: list[Path]
     faults: list[Fault] = field(default_factory=list)
     entries: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  #: what could not be checked, by why
+    left_out: Counter[str] = field(default_factory=Counter)  #: what could not be checked, by reason
 
     def fault(self, path: Path, rule: str, text: str) -> None:
         """Note that `path` breaks a rule."""

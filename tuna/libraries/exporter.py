@@ -1,8 +1,8 @@
 """The contract between Tuna and a database format: an `Exporter` writes results as files and reads such files.
 
-A library lists its exporters (`Library.exporters`), and all commands on database files offer them. Tuna finds the
-results, names the file, and puts it in its place when it is whole; the exporter knows the format and what belongs in it.
-It sees no SQL. `tuna.testing.contracts.ExporterContract` proves one.
+A library lists its exporters (`Library.exporters`), and all commands on database files offer them. Tuna queries the
+results, names the file, and replaces it atomically; the exporter knows the format and what belongs in it.
+It has no access to SQL. `tuna.testing.contracts.ExporterContract` proves one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tuna.libraries.results import ResultSource
 
 
 class ExportOptions(BaseModel):
-    """What a user may ask of an export; an exporter adds fields with a type, a default and a description."""
+    """Options of an export; an exporter adds fields with a type, a default and a description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +50,7 @@ class ExportReport:
 
 @dataclass
 class Tally:
-    """What a writer counts while it writes."""
+    """Counters of a writer."""
 
     configs: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -141,7 +141,7 @@ class Exporter(ABC, Generic[Options]):
         return ""
 
     def checker(self) -> Check | None:
-        """Rules beyond: it reads, and no key and solver comes twice; formats that share one are checked together."""
+        """Rules beyond readability and unique (key, solver) pairs; formats that share a check are checked together."""
         return None
 
     def usable(self, value: tuple[Any, ...]) -> bool:
@@ -151,7 +151,7 @@ class Exporter(ABC, Generic[Options]):
     def write_merged(self, path: Path, pairs: Iterable[Pair], master: Path, target: Path, name: str) -> None:
         """Write the chosen entries of two files, sorted by key and solver, to `path`; `name` says the variant.
 
-        Where `pair.b` is there, it wins. The default knows no way.
+        Where there is a `pair.b`, it wins. Not supported by default.
         """
         raise BadInput(f"Two databases of the form {self.form} ({self.title}) cannot be merged.")
 
@@ -161,7 +161,7 @@ class Exporter(ABC, Generic[Options]):
         return type(self).write_merged is not Exporter.write_merged
 
     def imported(self, path: Path) -> Iterator[ImportedResult]:
-        """The results in a file, for an import into a session; raises BadInput. The default knows no way."""
+        """The results in a file, for an import into a session; raises BadInput. Not supported by default."""
         raise BadInput(f"A {self.title} cannot be imported.")
 
     @property
@@ -207,7 +207,7 @@ class Exporter(ABC, Generic[Options]):
         return ExportReport(path, entries, tally.configs, dict(sorted((+tally.skipped).items())))
 
     def replacing(self, path: Path) -> contextlib.AbstractContextManager[Path]:
-        """Lend a temporary file or directory that takes the place of `path` when the block ends well."""
+        """A temporary file or directory that replaces `path` when the block succeeds."""
         return files.atomic_directory(path) if self.is_directory else compressed.packed_file(path)
 
     def _nothing(self, source: ResultSource, skipped: Mapping[str, int]) -> NotFound:

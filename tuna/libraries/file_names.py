@@ -1,4 +1,4 @@
-"""What files of results are called: the base name of a device, by MIOpen's rule, or the one that the user chose."""
+"""File names of exports: the base name of a device, by MIOpen's rule, or the one that the user chose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def base_name(arch: str, num_cu: int) -> str:
 
     MIOpen's `Handle::GetDbBasename`: more than 64 compute units in hexadecimal, else decimal after an underscore.
     Without compute units it is the architecture alone. Of `gfx90a:sramecc+:xnack+` only the name and `_xnack` stay, and
-    what file systems do not take becomes an underscore.
+    characters that file systems refuse become underscores.
     """
     device, *features = arch.split(":")
     if "xnack+" in features:

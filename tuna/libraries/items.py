@@ -1,4 +1,4 @@
-"""Work items and results: what travels between the coordinator and a worker, as JSON, checked where it arrives."""
+"""Work items and results: the JSON messages between the coordinator and a worker, validated by the receiver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
 WIRE_VERSION = 3
-#: A cause's output tail is cut to this many characters before it travels.
+#: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
 
@@ -27,7 +27,7 @@ def _no_half_characters(text: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """What is not finite is not known."""
+    """None for a value that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -52,7 +52,7 @@ class Candidate(_Wire):
 
 
 class WorkItem(_Wire):
-    """All that a worker needs for one step of one job."""
+    """The input of one step of one job."""
 
     version: _Version = WIRE_VERSION
     job_id: int
@@ -67,7 +67,7 @@ class WorkItem(_Wire):
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built
-    avoid: str = ""  #: worker whose attempt failed; it leaves the item to others while there are any
+    avoid: str = ""  #: worker whose attempt failed; it declines the item while there are others
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property
@@ -106,7 +106,7 @@ class CodeObject(_Wire):
 
 
 class StepResult(_Wire):
-    """Everything that one attempt at a step found."""
+    """The result of one attempt at a step."""
 
     version: _Version = WIRE_VERSION
     job_id: _Id
@@ -137,5 +137,5 @@ def result_of(item: WorkItem, **facts: Any) -> StepResult:
 
 
 def tail(text: str) -> str:
-    """The end of `text`, cut to what may travel in a result."""
+    """The end of `text`, cut to the limit of a result."""
     return text[-TAIL_CHARS:]

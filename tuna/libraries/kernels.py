@@ -1,4 +1,4 @@
-"""What the author of a `CandidateLibrary` writes about kernels: how they are proposed, built and called.
+"""Interfaces that the author of a `CandidateLibrary` implements: how kernels are proposed, built and called.
 
 All of it runs in child processes of the sandbox, which import it by name; a worker process never does. So it may import a
 compiler, call foreign code and crash. Nothing else is imported here, so that a child starts quickly.
@@ -64,7 +64,7 @@ class Builder(ABC):
 class Kernel:
     """A built candidate with its arguments in place: what is checked and timed.
 
-    This one calls a function of this process; a library for another device, or with a clock of its own, overrides.
+    This one calls a function of this process; a library for another device, or with its own clock, overrides it.
     """
 
     def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:

@@ -21,7 +21,7 @@ from tuna.configs import Config, from_json
 from tuna.libraries import reference
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 
-#: One repeat of a measurement lasts at least this long, so that the clock's grain does not count.
+#: One repeat of a measurement lasts at least this long, so that the clock's resolution does not matter.
 _REPEAT_S = 0.02
 _REPEATS = 7
 #: A candidate gets about this much time; a slow one gets fewer repeats, but at least `_FEWEST`.
@@ -119,7 +119,7 @@ def _problem(config_text: str) -> reference.Problem:
 
 
 def _reference(config: Config) -> reference.Problem:
-    """Inputs of a config and the right answer to them: the one place that knows where references come from."""
+    """Inputs of a config and the right answer to them: the only place that looks references up."""
     return reference.make(config)
 
 

@@ -1,4 +1,4 @@
-"""Job options: what a user may ask of a job, as a pydantic model per library that is checked when jobs are loaded."""
+"""Job options: a pydantic model per library, validated when jobs are loaded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(model: type[_Options], stored: Mapping[str, Any]) -> _Options:
     return cast("_Options", _read(model, json.dumps(dict(stored), sort_keys=True) if stored else "{}"))
 
 
-@functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are complained about once
+@functools.lru_cache(maxsize=1000)  # the same few options come with every item, and are logged once
 def _read(model: type[JobOptions], text: str) -> JobOptions:
     options = dict(json.loads(text))
     while True:
@@ -63,7 +63,7 @@ def _read(model: type[JobOptions], text: str) -> JobOptions:
             } & options.keys()
             if not faulty:
                 raise
-            log.warning("job options are ignored", options={name: options[name] for name in sorted(faulty)})
+            log.warning("job options ignored", options={name: options[name] for name in sorted(faulty)})
             options = {name: value for name, value in options.items() if name not in faulty}
 
 

@@ -1,4 +1,4 @@
-"""The independent answer: layers computed by NumPy in double precision, straight from their definition.
+"""Reference answers: layers computed by NumPy in double precision, straight from their definition.
 
 A kind of config names its reference as an import string (`ConfigKind.reference`). That function takes a config and a
 seed, and returns a `Problem`:

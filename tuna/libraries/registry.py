@@ -1,6 +1,6 @@
-"""Which libraries are installed: entry points of the group `tuna.libraries`, loaded when they are asked for.
+"""Registry of libraries: entry points of the group `tuna.libraries`, loaded lazily.
 
-Those of the group `tuna.libraries.simulated` only pretend to measure, and are there with TUNA_SIMULATED=1 alone.
+Those of the group `tuna.libraries.simulated` only pretend to measure, and are available only with TUNA_SIMULATED=1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an exporter gets: the results of one session or golden version, streamed, with their code and trials.
+"""The input of an exporter: the results of one session or golden version, streamed, with their code and trials.
 
 `tuna.exports` implements `ResultSource` over SQL, `tuna.testing.contracts.exporter` in memory.
 """
@@ -20,7 +20,7 @@ def is_time(time_ms: float | None) -> bool:
     return time_ms is not None and _SHORTEST_MS < time_ms < _LONGEST_MS
 
 
-#: What `ResultSource.results` can be asked for.
+#: Fields of `ResultSource.results`.
 FIELDS: Mapping[str, str] = {
     "result_id": "number of the result, for `kernels`",
     "config_key": "SHA-256 of the config",
@@ -41,7 +41,7 @@ FIELDS: Mapping[str, str] = {
 
 
 class SolverFacts(NamedTuple):
-    """What exporters need of a solver."""
+    """A solver as exporters see it."""
 
     name: str
     algorithm: str  #: family: Direct, GEMM, Winograd, ImplicitGEMM, FFT
@@ -85,7 +85,7 @@ class ResultEnvironment(NamedTuple):
 
 
 class ResultRecord(NamedTuple):
-    """Everything that is known of one (config, solver), whatever the library and the kind of config."""
+    """The whole result of one (config, solver), for every library and kind of config."""
 
     config_key: str
     kind: str  #: of the config
@@ -113,13 +113,13 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class ResultSource(Protocol):
-    """Whose results are exported; memory does not grow with their number."""
+    """Streams the results to export; memory does not grow with their number."""
 
     title: str  #: such as `Session 3`
     library: str
     arch: str
     num_cu: int  #: 0: of none, or of all
-    target: str  #: what a session's compiler is told
+    target: str  #: the target of a session's compiler
     environment_key: str  #: of a session; empty where every result has its own
     tag: str | None  #: only configs with this tag are in it
     mixed: bool  #: results of several CU counts compete: then the latest of a solver counts, not the fastest

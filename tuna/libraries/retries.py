@@ -1,4 +1,4 @@
-"""What becomes of a job whose attempt failed: one policy for each cause, which a library may replace."""
+"""Retry policy after a failed attempt: one for each cause, which a library may replace."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tuna.vocabulary import Cause
 class Again(str, Enum):
     """Whether and where a failed attempt is repeated."""
 
-    NEVER = "never"  #: permanent: the same would come out
-    ANYWHERE = "anywhere"  #: on whichever worker is free first
+    NEVER = "never"  #: permanent: a repetition would fail too
+    ANYWHERE = "anywhere"  #: on any worker
     ELSEWHERE = "elsewhere"  #: on another worker than the one that failed, while there is one
 
 
 @dataclass(frozen=True)
 class Retry:
-    """What follows a failed attempt."""
+    """Retry policy after a failed attempt."""
 
     again: Again = Again.ANYWHERE
-    first_step: bool = False  #: go back to the job's first step: what it made is gone
-    #: Counts against TUNA_MAX_ATTEMPTS. What does not is charged all the same after 20 such failures in a row.
+    first_step: bool = False  #: go back to the job's first step: its artifact is lost
+    #: Counts against TUNA_MAX_ATTEMPTS. Uncharged failures are charged after 20 in a row.
     charged: bool = True
     delay_s: float = 0.0  #: before the first repetition
     backoff: float = 2.0  #: factor by which the delay grows with each further failure

@@ -1,4 +1,4 @@
-"""Sort more rows than memory should hold."""
+"""External sort: more rows than memory should hold."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ class ControlListener:
         if state == "draining":
             log.warning("worker drained")
             self._leave()
-        elif state == "cordoned" and not self._queues.off:
+        elif state == "cordoned" and not self._queues.paused:
             log.warning("worker cordoned")
-            self._queues.leave()
-        elif not state and self._queues.off:
-            self._queues.come_back()
+            self._queues.pause()
+        elif not state and self._queues.paused:
+            self._queues.resume()
         return state

@@ -1,1 +1,1 @@
-"""How work travels: claim from SQL, publish to queues, run in workers, come back through a stream, drain into SQL."""
+"""The path of a job: claim in SQL, publish to queues, run in workers, report to a Redis stream, drain into SQL."""

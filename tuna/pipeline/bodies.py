@@ -1,4 +1,4 @@
-"""Bodies of configs, on their way to workers: from SQL, where they stay, into the artifact store, where they may be lost."""
+"""Copies config bodies from SQL, which keeps them, to the artifact store, which may lose them, for workers to read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ log = structlog.get_logger(__name__)
 
 
 def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
-    """Put the bodies that `items` need into the store, those that are not there; returns how many.
+    """Put those bodies that `items` need and the store lacks into the store; returns how many.
 
     For a coordinator, before it publishes items that it has claimed. Items without a body cost nothing; each different
-    body is looked at, because a store may forget. Raises StoreUnavailable, for which a coordinator waits, also for a full store.
+    body is checked, because a store may expire entries. Raises StoreUnavailable, on which a coordinator retries,
+    also for a full store.
     """
     put = 0
     for digest in sorted({item.body for item in items if item.body}):
@@ -32,8 +33,8 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
             try:
                 artifacts.put(blob)
             except StorageFull as error:
-                raise StoreUnavailable(f"There is no room for the bodies of configs: {error}") from error
+                raise StoreUnavailable(f"There is no space left for the bodies of configs: {error}") from error
             put += 1
     if put:
-        log.info("bodies of configs were put into the artifact store", count=put)
+        log.info("config bodies stored", count=put)
     return put

@@ -22,7 +22,7 @@ from tuna.pipeline.work_items import work_items
 
 @dataclass(frozen=True)
 class ClaimedChunk:
-    """Work items that were claimed together and will travel together."""
+    """Work items that were claimed together and share a message and a lease."""
 
     id: str
     items: tuple[WorkItem, ...]
@@ -83,7 +83,7 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
 
 
 def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[WaitingRow]:
-    """Jobs that wait for `step` and may be tried now, oldest first, locked."""
+    """Jobs that wait for `step` and are due, oldest first, locked."""
     rows: list[WaitingRow] = []
     ready = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
     for state in CLAIMABLE[step.resource]:

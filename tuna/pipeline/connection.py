@@ -32,13 +32,13 @@ def _embedded(settings_home: str) -> EmbeddedRedis:
 
 
 def ensure_services(settings: Settings) -> None:
-    """Start the embedded Redis if the settings want it; does nothing otherwise."""
+    """Start the embedded Redis if the settings name no broker; does nothing otherwise."""
     if uses_embedded(settings):
         _embedded(str(settings.run_dir)).acquire()
 
 
 def release_services(settings: Settings) -> None:
-    """Let go of the embedded Redis; the last process stops it."""
+    """Release the embedded Redis; the last process that uses it stops it."""
     if uses_embedded(settings):
         _embedded(str(settings.run_dir)).release()
 
@@ -66,7 +66,7 @@ def redis_url(settings: Settings) -> str:
 
 
 def connect_admin(settings: Settings) -> redis.Redis:
-    """The same as the user who lets workers join."""
+    """The same as the Redis user that admits workers."""
     return connect(settings, settings.redis_admin_url.get_secret_value() if settings.redis_admin_url else "")
 
 
@@ -76,7 +76,7 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
     try:
         client = redis_client.retrying_client(url)
         client.ping()
-    except ValueError:  # whose text would quote what it takes for a port, such as half a password
+    except ValueError:  # whose text would quote what it parses as a port, such as half a password
         hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
         raise ServiceError("The URL of Redis is not usable.", hint=hint) from None
     except (redis.RedisError, OSError) as error:
@@ -95,7 +95,7 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
     with Connection(url, connect_timeout=wait_s) as connection:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=wait_s)
-        except Exception as error:  # each transport has errors of its own
+        except Exception as error:  # each transport raises its own errors
             parts = urlsplit(url)
             where = f"{parts.scheme} at {parts.hostname or 'localhost'}"
             raise ServiceError(f"The broker, {where}, does not answer: {error}", hint="see TUNA_BROKER_URL") from None
@@ -103,9 +103,9 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
 
 
 def queue_depth(connection: Any, queue: str) -> int:
-    """How many messages wait in a queue of the broker; none in one that is not there.
+    """Messages that wait in a queue of the broker; 0 if the queue does not exist.
 
-    Asked on a channel of its own, because a broker closes the one on which somebody asks for what is not there.
+    Uses a separate channel, because a broker closes the one on which a missing queue is declared passively.
     """
     channel = connection.channel()
     try:

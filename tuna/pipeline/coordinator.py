@@ -1,4 +1,4 @@
-"""The coordinator: keeps the queues filled, drains results, and takes back the work of workers that went away.
+"""The coordinator: fills the queues, drains results, and reclaims the jobs of lost workers.
 
 It holds no state that matters. Kill it and start it again, or run several: SQL says what is to be done.
 """
@@ -49,40 +49,40 @@ from tuna.vocabulary import Resource
 
 log = structlog.get_logger(__name__)
 
-#: Between claim (committed) and publish a chunk is in SQL only; this long it is left in peace.
+#: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this long.
 GRACE_S = 5.0
 _IDLE_MS = 200
-#: A round of claiming, publishing and draining lasts at least this long.
+#: Minimum duration of a round of claiming, publishing and draining.
 _ROUND_S = 0.1
-#: A step for which nothing was waiting is left alone this long.
-_DRY_S = 0.25
+#: Seconds before a step without waiting jobs is queried again.
+_EMPTY_BACKOFF_S = 0.25
 _REAP_EVERY_S = 1.0
-#: Chunks that nobody wants any more take room in Redis, and do no other harm.
+#: Orphaned chunks (canceled, or reclaimed) only use memory of Redis, so a slow sweep is enough.
 _SWEEP_EVERY_S = 30.0
 #: Nothing is published while Redis uses a larger share of its `maxmemory`.
 _MEMORY_SHARE = 0.75
-_FULL_S = 5.0
-#: So long Redis, the broker or SQL may be away.
+_FULL_BACKOFF_S = 5.0
+#: How long an outage of Redis, the broker or SQL is retried.
 _OUTAGE_S = 600.0
-#: A broker that went away for a moment is waited for.
+#: Rides out a short outage of the broker.
 _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
 
 
 def is_nearly_full(client: redis.Redis) -> bool:
-    """Whether new work must wait: what Redis has left of its `maxmemory` is for results."""
+    """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
     memory = client.info("memory")
     return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether waiting helps: a server is away, or Redis is so full of results that only draining goes on."""
+    """Whether a retry may succeed: a server is unreachable, or Redis is so full of results that it only permits draining."""
     away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreUnavailable)
     return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
 
 
 @dataclass(frozen=True)
 class SessionWork:
-    """What a coordinator needs to know of its session."""
+    """The facts about a session that a coordinator needs."""
 
     session_id: int
     namespace: str
@@ -91,7 +91,7 @@ class SessionWork:
 
 
 class Coordinator:
-    """Works through the jobs of one session, or through some steps of them."""
+    """Runs the jobs of one session, or some of their steps."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class Coordinator:
         told = settings_of_members(settings, key)
         admin = connect_admin(settings) if settings.redis_admin_url else None
         self._gate = Gate(engine, client, work.namespace, settings.lease_s, self._leases.evict, told, admin=admin)
-        self._tell_workers()
+        self._publish_bootstrap()
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
-        self._dry_until: dict[str, float] = {}  # by step
+        self._backoff_until: dict[str, float] = {}  # by step
         self._reaped_at = self._swept_at = self._patient_until = 0.0
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
-        """Work until `finished`, which is asked when there is nothing to do; `tick` is called now and then."""
+        """Work until `finished()`, which is polled when idle, is True; `tick` is called in each round."""
         going = True
         with contextlib.ExitStack() as stack:
             stack.enter_context(structlog.contextvars.bound_contextvars(session=self._work.session_id))
@@ -145,10 +145,10 @@ class Coordinator:
                         going = self._round(tick, finished)
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
-        """Whatever is to do now; False when there is nothing left. An error in the middle costs nothing but a repeat."""
+        """One round; False when nothing was left to do. It is idempotent, so an error in the middle only costs a repeat."""
         round_at = time.monotonic()
         moved = self._publish_and_drain()
-        self.reap_now_and_then()
+        self.reap()
         tick()
         if moved:
             # A transaction costs the same for one result as for a thousand: let some gather.
@@ -174,15 +174,15 @@ class Coordinator:
         return sum(self._publish_step(step) for step in self._steps)
 
     def _publish_step(self, step: Step) -> int:
-        if time.monotonic() < self._dry_until.get(step.name, 0.0):
+        if time.monotonic() < self._backoff_until.get(step.name, 0.0):
             return 0
         queue = self._queue(step)
         room = self._settings.queue_bound - self._waiting_in(queue)
         if room <= self._settings.queue_bound // 4:
             return 0
         if is_nearly_full(self._client):
-            log.warning("Redis is nearly full; nothing is published until results are drained", step=step.name)
-            self._dry_until[step.name] = time.monotonic() + _FULL_S
+            log.warning("publishing paused: Redis nearly full", step=step.name)
+            self._backoff_until[step.name] = time.monotonic() + _FULL_BACKOFF_S
             return 0
         size = self.drain.pace.chunk(self._work.session_id, step)
         limit = min(room * size, self._settings.claim_batch)
@@ -191,7 +191,7 @@ class Coordinator:
             with attempt, writing(self._engine) as connection:
                 chunks = claim(connection, self._scope, step, limit, size)
         if not chunks:
-            self._dry_until[step.name] = time.monotonic() + _DRY_S
+            self._backoff_until[step.name] = time.monotonic() + _EMPTY_BACKOFF_S
             return 0
         bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
         self._leases.open(chunk.id for chunk in chunks)
@@ -234,43 +234,43 @@ class Coordinator:
             self._published = {chunk: name for chunk, name in self._published.items() if chunk in untaken}
         return sum(name == queue for name in self._published.values())
 
-    def reap_now_and_then(self) -> None:
-        """Take back the work of workers, coordinators and servers that went away."""
+    def reap(self) -> None:
+        """Reclaim the jobs of lost workers, coordinators and messages, at most once a second."""
         if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
             return
         self._reaped_at = time.monotonic()
-        self._tell_workers()
+        self._publish_bootstrap()
         self._gate.tick()
         self.drain.take_over()
         expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
-        untaken = self._to_sweep()  # asked before SQL, which knew them before they were announced
+        untaken = self._to_sweep()  # read before SQL, where a chunk is written first
         with reading(self._engine) as connection:
             steps = [step.name for step in self._work.library.steps]
             old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
-            unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or taken back, and Redis was not told
+            unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
         gone = set(self._leases.missing(old)) | unwanted
         gone |= self._lost_in_queue(set(old) - gone - set(expired))
         if not expired and not gone:
             return
-        self._drain_all()  # what those workers reported before they went counts
+        self._drain_all()  # reports sent before a worker was lost count
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 lost = self._release(connection, expired, worker_lost=True)
                 again = self._release(connection, sorted(gone), worker_lost=False)
-        # SQL first: should we die here, the next reaper finds the chunks again, and nothing of theirs in flight.
+        # SQL first: after a crash here the next reaper finds the chunks again, without jobs in flight.
         self._leases.drop([*expired, *sorted(gone)])
         if lost or again:
-            log.warning("work was taken back", from_lost_workers=lost, from_lost_messages=again)
+            log.warning("jobs reclaimed", from_lost_workers=lost, from_lost_messages=again)
 
     def _to_sweep(self) -> set[str]:
-        """Now and then all untaken chunks: to look for each in SQL takes a tenth of a coordinator's time."""
+        """All untaken chunks, every _SWEEP_EVERY_S: looking each up in SQL every round cost 10 % of the throughput."""
         if time.monotonic() - self._swept_at < _SWEEP_EVERY_S:
             return set()
         self._swept_at = time.monotonic()
         return set(self._leases.untaken())
 
-    def _tell_workers(self) -> None:
-        """What a worker needs before its first chunk; told again and again, for Redis may be wiped, or full just now."""
+    def _publish_bootstrap(self) -> None:
+        """Publish namespace, key and store URL; repeated because Redis may have been flushed, or full the last time."""
         with redis_client.skip_if_full():
             self._client.sadd(NAMESPACES_KEY, self._work.namespace)
             if self._key:
@@ -278,9 +278,7 @@ class Coordinator:
             url = store_url(self._settings).encode()
             before = self._client.set(store_name(self._work.namespace), url, get=True)
             if before not in (None, url):
-                log.warning(
-                    "another coordinator keeps its artifacts elsewhere, or did", hint="give all one TUNA_ARTIFACTS_URL"
-                )
+                log.warning("artifact store URL changed", hint="use one TUNA_ARTIFACTS_URL for all coordinators")
 
     def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
         return release(
@@ -291,7 +289,7 @@ class Coordinator:
         )
 
     def _lost_in_queue(self, old: set[str]) -> set[str]:
-        """Chunks that nobody took although no queue holds a message any more."""
+        """Untaken chunks although no queue holds a message any more: their messages were lost."""
         untaken = old & set(self._leases.untaken())
         if not untaken or any(self._depth(self._queue(step)) for step in self._work.library.steps):
             return set()
@@ -302,7 +300,7 @@ class Coordinator:
             return queue_depth(connection, queue)
 
     def _drain_all(self) -> None:
-        """Drain everything that is in the stream by now, also what another drain has in its hands."""
+        """Drain everything that is in the stream by now, including entries that are pending in another drain."""
         last = self._stream.last_id()
         deadline = time.monotonic() + 2 * self._settings.lease_s
         while not self._stream.drained_up_to(last) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The device that a worker measures on: what `tuna worker --devices`, or whoever started it, has left visible to it."""
+"""The device that a worker measures on: the first that is visible, by `tuna worker --devices` or the parent's variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def device_for(
         device = usable[0]
         identity = device.uuid or f"{device.kind.value}{device.index}"
         return DeviceHandle(identity, device.uuid, chosen or device.variables(), cpus)
-    # One that cannot be looked at: a driver that discovery does not know, or a stand-in.
+    # A device that discovery cannot see: an unknown driver, or a stand-in.
     names = ",".join(f"{name}={value}" for name, value in sorted(chosen.items()) if value)
     if not names and kind is None:
         return cores

@@ -1,7 +1,7 @@
 """The drain: moves what workers report from the stream into SQL, exactly once.
 
-A batch is one transaction, and its entries are acknowledged after the commit. Whoever kills the drain in between gets
-the same entries again; a result whose attempt is no longer the job's current one is counted and dropped.
+A batch is one transaction, and its entries are acknowledged after the commit. A drain that is killed in between leads
+to redelivery of the entries; a result whose attempt is no longer the job's current one is counted and dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tuna.db.upsert import upsert
 from tuna.libraries.base import Library
 from tuna.libraries.items import StepResult, Trial, tail
 from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.failures import Aftermath, after_failure
+from tuna.pipeline.failures import NextState, after_failure
 from tuna.pipeline.job_rows import JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
@@ -40,8 +40,8 @@ from tuna.vocabulary import Cause, Resource, State
 
 log = structlog.get_logger(__name__)
 
-#: A transaction has about so many results at most, so that memory and locks have a bound; entries are read so many at a
-#: time until there are that many.
+#: A transaction has about this many results at most, which bounds memory and locks; entries are read this many at a
+#: time until the limit is reached.
 _BATCH_RESULTS = 5000
 _READ_ENTRIES = 50
 
@@ -83,14 +83,14 @@ _MOVE = (
     )
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
-#: What a database says of values, not of itself.
+#: Errors caused by a row's values rather than by the connection.
 _REFUSED = (DataError, IntegrityError)
 _ENDS = frozenset({State.ERRORED, *(done(resource) for resource in Resource)})
 
 
 @dataclass
 class DrainCounts:
-    """What the drain of this process has seen."""
+    """Counters of the drain of this process."""
 
     accepted: int = 0
     refused: int = 0  #: results of an attempt that is no longer current
@@ -100,16 +100,16 @@ class DrainCounts:
 
 
 class _Outcome(NamedTuple):
-    """What a result makes of its job."""
+    """Effect of a result on its job."""
 
     result: StepResult
     worker: str
     cause: Cause | None
-    after: Aftermath
+    after: NextState
 
 
 class Drain:
-    """Moves results into SQL, of whichever session of the database."""
+    """Moves results of all sessions of the database into SQL."""
 
     def __init__(self, engine: sa.Engine, stream: ResultStream, artifacts: Artifacts, max_attempts: int) -> None:
         self._engine = engine
@@ -121,7 +121,7 @@ class Drain:
         self.pace = ChunkSizer()
 
     def once(self, *, block_ms: int | None = None) -> int:
-        """Drain what is there, waiting up to `block_ms` for the first entry; returns the number of entries."""
+        """Drain the new entries, waiting up to `block_ms` for the first; returns the number of entries."""
         entries: list[Entry] = []
         while sum(len(entry.report.results) for entry in entries if entry.report) < _BATCH_RESULTS:
             more = self._stream.read(_READ_ENTRIES, None if entries else block_ms)
@@ -132,7 +132,7 @@ class Drain:
         return len(entries)
 
     def take_over(self) -> int:
-        """Drain what a drain that died had begun; returns the number of entries."""
+        """Drain the pending entries of a drain that died; returns the number of entries."""
         entries = self._stream.take_over(100)
         self.write(entries)
         return len(entries)
@@ -144,13 +144,13 @@ class Drain:
         for entry in entries:
             if entry.report is None:
                 self.counts.unreadable += 1
-                log.error("a result cannot be understood and was dropped", entry=entry.id, fault=entry.fault)
+                log.error("invalid report dropped", entry=entry.id, fault=entry.fault)
         reports = [entry.report for entry in entries if entry.report is not None]
         self._store(reports)
         self._stream.acknowledge(entries)
 
     def _store(self, reports: Sequence[Report]) -> None:
-        """Write them in one transaction. A result that the database will not have must not keep the others out."""
+        """Write them in one transaction. A result that the database rejects must not block the others."""
         try:
             self._commit(reports)
         except _REFUSED as error:
@@ -181,7 +181,7 @@ class Drain:
             self._write_results(connection, results, counts)
         returned = {report.chunk: report for report in reports if report.kind is ReportKind.RETURNED}
         for report in returned.values():
-            log.warning("a worker gave its work back", worker=report.worker, reason=report.reason)
+            log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
             release(connection, list(returned), max_attempts=self._max_attempts, worker_lost=False)
         return counts
@@ -232,9 +232,9 @@ class Drain:
         steps = step_names(job.steps)
         following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, worker, None, Aftermath(done(library.step(job.step).resource), job.step))
+            return _Outcome(result, worker, None, NextState(done(library.step(job.step).resource), job.step))
         state = waiting(following, steps, library.step(following).resource)
-        return _Outcome(result, worker, None, Aftermath(state, following))
+        return _Outcome(result, worker, None, NextState(state, following))
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
@@ -242,7 +242,7 @@ class Drain:
 
 
 def _parts(report: Report) -> list[Report]:
-    """The same in reports of one result each."""
+    """The report split into reports of one result each."""
     if len(report.results) < 2:
         return [report]
     single = [report.model_copy(update={"kind": ReportKind.RESULTS, "results": (r,)}) for r in report.results]
@@ -250,9 +250,9 @@ def _parts(report: Report) -> list[Report]:
 
 
 def _failure(report: Report, error: DBAPIError) -> Report:
-    """The report with a failure in the place of its result."""
+    """The report with a failure instead of its result."""
     text = f"the database refused the result: {str(error.orig)[:1000]}"
-    log.error("a result cannot be stored", worker=report.worker, fault=text)
+    log.error("result rejected by the database", worker=report.worker, fault=text)
     facts = {"ok": False, "cause": Cause.INFRA, "output_tail": text}
     results = (StepResult(job_id=r.job_id, attempt=r.attempt, step=r.step, **facts) for r in report.results)
     return report.model_copy(update={"results": tuple(results)})
@@ -334,8 +334,8 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
 
 
 def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes: Sequence[_Outcome]) -> None:
-    """Jobs that go the same way share one statement."""
-    groups: dict[tuple[Aftermath, Cause | None, str | None], list[int]] = defaultdict(list)
+    """Jobs with the same outcome share one statement."""
+    groups: dict[tuple[NextState, Cause | None, str | None], list[int]] = defaultdict(list)
     for outcome in outcomes:
         job = jobs[outcome.result.job_id]
         check(State(job.state), outcome.after.state)
@@ -353,5 +353,5 @@ def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes:
             "text": workload,
             "now": utc_now(),
         }
-        # A job that went well need not travel alone any more.
+        # A job that succeeded need not be isolated any more.
         connection.execute(_MOVE if cause else _MOVE_FREE, values)

@@ -1,4 +1,4 @@
-"""What becomes of a job after a failed attempt, by its library's retry policy."""
+"""The next state of a job after a failed attempt, by its library's retry policy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tuna.pipeline.job_rows import AttemptedRow
 from tuna.pipeline.states import waiting
 from tuna.vocabulary import Cause, State
 
-#: So many failures in a row may go uncharged; further ones are charged, so that no job goes round for ever.
+#: Maximum of uncharged failures in a row; further ones are charged, so that no job is retried endlessly.
 MAX_UNCHARGED = 20
 
 
-class Aftermath(NamedTuple):
-    """Columns of a job after an attempt. A tuple, for one is made and compared for each result that is drained."""
+class NextState(NamedTuple):
+    """Columns of a job after an attempt. A tuple for speed: one is created and compared for each drained result."""
 
     state: State
     step: str
@@ -29,8 +29,8 @@ class Aftermath(NamedTuple):
 
 def after_failure(
     job: AttemptedRow, cause: Cause, library: Library, *, max_attempts: int, worker: str, now: datetime
-) -> Aftermath:
-    """Where a job goes after an attempt at its step failed for `cause` in `worker`."""
+) -> NextState:
+    """Columns of a job after an attempt at its step failed for `cause` in `worker`."""
     policy = library.retry(cause)
     steps = step_names(job.steps)
     step = steps[0] if policy.first_step else job.step
@@ -38,9 +38,9 @@ def after_failure(
     failures = job.failures + charged
     uncharged = job.uncharged + (not charged)
     if policy.again is Again.NEVER or failures >= max_attempts:
-        return Aftermath(State.ERRORED, step, failures, uncharged)
+        return NextState(State.ERRORED, step, failures, uncharged)
     wait_s = policy.wait_s(failures + uncharged)
-    return Aftermath(
+    return NextState(
         waiting(step, steps, library.step(step).resource),
         step,
         failures,

@@ -1,4 +1,4 @@
-"""What a person decides about jobs: errored ones are tried again, unfinished ones are canceled; in bulk, again harmless."""
+"""User actions on jobs: retry errored ones, cancel unfinished ones; in bulk, idempotent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tuna.pipeline.reaper import wanted
 from tuna.pipeline.states import check, is_open, waiting
 from tuna.vocabulary import State
 
-#: Jobs changed in one transaction, so that claiming and draining go on beside it.
+#: Jobs changed in one transaction, so that claiming and draining can run concurrently.
 _BATCH = 20_000
-#: Along the way of a job, so that one which moves on meanwhile is met again.
+#: In the order of the transitions, so that a job which advances meanwhile is found by a later query.
 _ORDER = (
     State.NEW,
     State.SEARCHING,
@@ -35,7 +35,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs of a session are meant; what is not given does not matter."""
+    """Filter for jobs of a session; fields that are not given match all."""
 
     session_id: int
     jobs: Sequence[int] = ()
@@ -45,7 +45,7 @@ class Selection:
 
 @dataclass
 class Canceled:
-    """What was canceled: numbers of jobs by the state they had, and chunks of which nothing is wanted any more."""
+    """Numbers of canceled jobs by their former state, and the chunks that have only canceled jobs."""
 
     states: dict[str, int] = field(default_factory=dict)
     chunks: set[str] = field(default_factory=set)
@@ -68,10 +68,10 @@ def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str
 
 
 def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Canceled:
-    """End every job that is not finished; what is in flight for it is refused when it reports."""
+    """Cancel every job that is not finished; late results of its attempts are refused."""
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
-        pass  # a job that a worker gave back meanwhile is found by the next round
+        pass  # a job that a worker returned meanwhile is found by the next round
     with reading(engine) as connection:
         done.chunks -= wanted(connection, done.chunks)
     return done
@@ -122,7 +122,7 @@ def _at(selection: Selection, step: str, state: State) -> list[Any]:
 def _move(
     engine: sa.Engine, selection: Selection, where: list[Any], values: dict[str, Any], chunks: set[str] | None = None
 ) -> int:
-    """Update the jobs in batches; adds to `chunks` those that they travelled in."""
+    """Update the jobs in batches; adds their chunks to `chunks`."""
     moved = 0
     for part in parts(selection.jobs) if selection.jobs else [()]:
         narrowed = [*where, Job.id.in_(part)] if part else where

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class ClaimRow(Protocol):
-    """A job that is about to travel, or whose attempt is to be described."""
+    """A job that is being claimed, or whose attempt is to be described."""
 
     @property
     def id(self) -> int: ...
@@ -33,7 +33,7 @@ class WaitingRow(ClaimRow, Protocol):
 
 
 class AttemptedRow(Protocol):
-    """A job after an attempt: what its library's retry policy looks at."""
+    """A job after an attempt: the input of its library's retry policy."""
 
     @property
     def step(self) -> str: ...
@@ -46,7 +46,7 @@ class AttemptedRow(Protocol):
 
 
 class JobRow(AttemptedRow, Protocol):
-    """A job for which a worker reports."""
+    """A job that a report is about."""
 
     @property
     def id(self) -> int: ...
@@ -67,7 +67,7 @@ class JobRow(AttemptedRow, Protocol):
 
 
 class LeasedRow(JobRow, ClaimRow, Protocol):
-    """A job whose chunk comes back unfinished."""
+    """A job whose chunk is released unfinished."""
 
     @property
     def leased_at(self) -> datetime | None: ...

@@ -1,13 +1,13 @@
-"""Leases: who has which chunk, and until when, by Redis' own clock.
+"""Leases: which worker holds which chunk, and until when, by Redis' own clock.
 
 Keys, all under `tuna:{<namespace>}:`
 
     leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
-    holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a worker put out
+    holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a revoked worker
     results  stream      what workers report (see `results`)
 
-A chunk that is not in `leases` is nobody's: a worker that finds its chunk missing stops, and a message whose chunk is
-missing or already held is a stale copy and is dropped. So it does not matter whether a broker delivers twice.
+A chunk that is not in `leases` has no holder: a worker that finds its chunk missing stops, and a message whose chunk is
+missing or already held is a stale copy and is dropped. So at-least-once delivery by the broker is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAKE = (
     _NOW
     + """
 local holder = redis.call('HGET', KEYS[2], ARGV[1])
-if holder == ARGV[2] then return 1 end -- asked again, because the answer was lost with the connection
+if holder == ARGV[2] then return 1 end -- a retry: the answer was lost with the connection
 if holder or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
@@ -51,8 +51,8 @@ redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """
 )
-# Whoever has it, for a worker that ends knows what its pool holds and not the pool's tokens; but not one put out.
-_GIVE_BACK = """
+# By any holder but a revoked one: at shutdown a worker knows the chunks of its pool processes and not their tokens.
+_RETURN_CHUNK = """
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) or redis.call('HGET', KEYS[2], ARGV[1]) == '' then return 0 end
 redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
 redis.call('ZREM', KEYS[1], ARGV[1])
@@ -71,7 +71,7 @@ return 1
 
 
 def new_id() -> str:
-    """A name for a chunk or a worker's token that nobody else has."""
+    """A unique name for a chunk or a worker's token."""
     return uuid.uuid4().hex
 
 
@@ -85,31 +85,31 @@ class Leases:
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
-        self._give_back, self._evict = client.register_script(_GIVE_BACK), client.register_script(_EVICT)
+        self._return_chunk, self._evict = client.register_script(_RETURN_CHUNK), client.register_script(_EVICT)
 
     # -- the coordinator's side ------------------------------------------------------------------------------------------
 
     def open(self, chunks: Iterable[str]) -> None:
-        """Announce chunks that are about to be published."""
+        """Register chunks that are about to be published."""
         self._client.zadd(self.leases_key, dict.fromkeys(chunks, "+inf"))
 
     def drop(self, chunks: Sequence[str]) -> None:
-        """Take the chunks away from whoever has them."""
+        """Delete the chunks and their leases, held or not."""
         if chunks:
-            with self._client.pipeline(transaction=False) as pipe:  # a full Redis takes nothing within MULTI
+            with self._client.pipeline(transaction=False) as pipe:  # a full Redis refuses every command within MULTI
                 pipe.zrem(self.leases_key, *chunks)
                 pipe.hdel(self.holders_key, *chunks)
                 pipe.execute()
 
     def evict(self, worker: str) -> list[str]:
-        """Shut a worker out of the chunks that it holds, which count as lost at once; returns them."""
+        """Revoke the leases that a worker holds, which expire at once; returns their chunks."""
         held = cast(dict[Any, Any], self._client.hgetall(self.holders_key))
         mine = [(chunk, token) for chunk, token in held.items() if token.startswith(f"{worker}:".encode())]
         keys = [self.leases_key, self.holders_key]
         return _texts(chunk for chunk, token in mine if self._evict(keys=keys, args=[chunk, token]))
 
     def expired(self) -> list[str]:
-        """Chunks whose worker has not been heard of for a lease."""
+        """Chunks whose lease has expired."""
         seconds, micros = self._client.time()
         now_ms = seconds * 1000 + micros // 1000
         return _texts(self._client.zrangebyscore(self.leases_key, "-inf", f"({now_ms}"))
@@ -128,7 +128,7 @@ class Leases:
     # -- the worker's side --------------------------------------------------------------------------------------------
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
-        """Become the holder of a chunk that waits, reporting `entry`; False if it is somebody's or nobody's."""
+        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not exist."""
         return self._call(self._take, chunk, token, entry)
 
     def renew(self, chunk: str, token: str) -> bool:
@@ -136,19 +136,19 @@ class Leases:
         return self._call(self._renew, chunk, token, "")
 
     def report(self, chunk: str, token: str, entry: str) -> bool:
-        """Append `entry` to the results, as the holder, and renew; False (and nothing appended) if the lease is lost."""
+        """Append `entry` to the results, if still the holder, and renew; False (and nothing appended) if the lease is lost."""
         return self._call(self._report, chunk, token, entry)
 
     def finish(self, chunk: str, token: str, entry: str) -> bool:
-        """Append the last `entry` and give the lease back; False (and nothing appended) if the lease is lost."""
+        """Append the last `entry` and release the lease; False (and nothing appended) if the lease is lost."""
         return self._call(self._finish, chunk, token, entry)
 
-    def give_back(self, chunk: str, entry: str) -> bool:
-        """Take a chunk from this machine's own worker, which is about to end, appending `entry`; False if it is done."""
-        return self._call(self._give_back, chunk, "", entry)
+    def return_chunk(self, chunk: str, entry: str) -> bool:
+        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`; False if it is done."""
+        return self._call(self._return_chunk, chunk, "", entry)
 
     def forfeit(self, chunk: str) -> None:
-        """Let a held chunk expire at once: its worker process is known to be dead."""
+        """Expire the lease of a held chunk at once: its worker process is known to be dead."""
         self._client.zadd(self.leases_key, {chunk: 0}, xx=True)
 
     def _call(self, script: Any, chunk: str, token: str, entry: str) -> bool:

@@ -1,4 +1,4 @@
-"""What travels through queue and stream: JSON forms of a chunk and of what a worker reports about it."""
+"""Messages of the queues and of the result stream: the JSON forms of a chunk and of a report about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _understood(version: int) -> int:
 
 
 class _Message(BaseModel):
-    # NaN travels as NaN: the drain turns it into a failed trial, where null would make the whole report unreadable.
+    # NaN is serialised as NaN: the drain turns it into a failed trial, where null would make the whole report unreadable.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
     #: The default stands for the current one, so that it is never left out as a default.
     version: Annotated[int, Field(validate_default=True), AfterValidator(_understood)] = 0
@@ -27,7 +27,7 @@ class Chunk(_Message):
     """One message of a queue: work items of one step that share one lease."""
 
     id: str
-    namespace: str  #: which database's work this is
+    namespace: str  #: identifies the database
     library: str
     step: str
     environment: str  #: key of the session's environment; empty for steps on any CPU
@@ -36,12 +36,12 @@ class Chunk(_Message):
 
 
 class ReportKind(str, Enum):
-    """What a worker has to say about a chunk."""
+    """Kinds of reports about a chunk."""
 
     STARTED = "started"  #: the worker took the lease
     RESULTS = "results"  #: some items are done
-    FINISHED = "finished"  #: all items are done (with the last results) and the lease is given back
-    RETURNED = "returned"  #: the worker gives back the items that have no result, unharmed
+    FINISHED = "finished"  #: all items are done (with the last results) and the lease is released
+    RETURNED = "returned"  #: the worker returns the items without result, uncharged
 
 
 class Report(_Message):

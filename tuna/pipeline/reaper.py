@@ -1,4 +1,4 @@
-"""What the reaper asks SQL: which chunks have been in flight for long, and which are still wanted."""
+"""Queries of the reaper: chunks that have been in flight for long, and chunks that still have live jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving claimed jobs back: after a worker was lost, or when it returned them."""
+"""Releasing claimed jobs: after a worker was lost, or when it returned them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _COLUMNS = (
 
 
 def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
-    """Give the unfinished jobs of `chunks` back; returns how many.
+    """Make the unfinished jobs of `chunks` claimable again; returns how many.
 
     When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; all of
-    them travel alone from now on, so that a job which kills its worker is soon found out and ends as errored.
+    them are isolated in chunks of one from now on, so that a job which kills its worker is identified and errored.
     """
     released = 0
     for part in parts(chunks):

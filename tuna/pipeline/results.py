@@ -22,9 +22,9 @@ from tuna.vocabulary import Cause
 log = structlog.get_logger(__name__)
 
 GROUP = "drain"
-#: An entry that another drain took this long ago and did not finish is taken over.
+#: Idle time after which a pending entry of another drain is claimed.
 _ABANDONED_MS = 5000
-#: Redis was wiped: there is no group, or the stream went away while we waited for it (Redis 7).
+#: Redis was wiped: there is no group, or the stream was deleted during a blocking read (Redis 7).
 _WIPED = ("NOGROUP", "UNBLOCKED")
 #: A longer report is not even parsed; those of whole chunks have some hundred kilobytes.
 MAX_REPORT_BYTES = 64 << 20
@@ -71,7 +71,7 @@ class ResultStream:
         return _entries(cast(list[Any], answer)[0][1]) if answer else []
 
     def take_over(self, count: int) -> list[Entry]:
-        """Entries that a drain which died has read and not finished."""
+        """Entries that are pending in a drain that died."""
         try:
             answer = cast(Any, self._client.xautoclaim(self._key, GROUP, self._consumer, _ABANDONED_MS, count=count))
         except redis.ResponseError as error:
@@ -85,7 +85,7 @@ class ResultStream:
         """Delete entries whose content is in SQL."""
         if entries:
             ids = [entry.id for entry in entries]
-            with self._client.pipeline(transaction=False) as pipe:  # a full Redis takes nothing within MULTI
+            with self._client.pipeline(transaction=False) as pipe:  # a full Redis refuses every command within MULTI
                 pipe.xdel(self._key, *ids)
                 pipe.xack(self._key, GROUP, *ids)
                 pipe.execute()
@@ -121,7 +121,7 @@ def _entry(entry_id: str, fields: Any) -> Entry:
 
 
 def _mended(text: Any) -> Report | None:
-    """The report with failures in the place of results that cannot be read; None if that is not what is wrong with it."""
+    """The report with failures instead of unreadable results; None if the fault is elsewhere."""
     try:
         found = from_json(text)
         results = filter(None, map(_result, found["results"]))
@@ -131,7 +131,7 @@ def _mended(text: Any) -> Report | None:
 
 
 def _result(found: Any) -> StepResult | None:
-    """A result, a failure in its place, or None if not even its job can be read."""
+    """A result, a failure instead of an unreadable one, or None if not even its job can be read."""
     try:
         return StepResult.model_validate(found)
     except ValidationError as error:
@@ -145,6 +145,6 @@ def _result(found: Any) -> StepResult | None:
 
 
 def _words(error: ValidationError) -> str:
-    """The first fault, without the text that has it."""
+    """Location and message of the first error, without the faulty input."""
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:1000]

@@ -1,4 +1,4 @@
-"""The worker's side of a chunk: take the lease, run the items, report results as they come, give the lease back."""
+"""The worker's side of a chunk: take the lease, run the items, report results as they come, release the lease."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ log = structlog.get_logger(__name__)
 
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
-#: A worker that cannot work, or keep what it makes, waits this long before it gives the work back and is offered other.
+#: Pause before a chunk is returned because of a fault of the worker, so that others can take it first.
 _BACKOFF_S = 2.0
-#: Seconds for which the device may be somebody else's before the work is given back. Celery's hard limit allows for it.
+#: Timeout of the device lock, after which the chunk is returned. Celery's hard limit allows for it.
 DEVICE_WAIT_S = 60.0
 _WORKER_FAULTS = (StorageFull, StoreUnavailable, DeviceBusy)
-#: So often a worker leaves what failed here to others.
-_MOST_DECLINED = 5
-_MOST_NOTED = 10_000
-_DECLINED = "it failed here before; another worker shall try it"
+#: Maximum of times that a worker declines a job that failed here.
+_MAX_DECLINED = 5
+_MAX_NOTED = 10_000
+_DECLINED = "it failed here before; another worker should try it"
 
 
 class LeaseLost(Exception):
-    """Somebody else has the chunk now, or Redis was wiped: what this worker finds no longer counts."""
+    """The lease has passed to another worker, or Redis was wiped: results of this worker no longer count."""
 
 
-def _may_come_back(error: Exception) -> bool:
-    """Whether Redis may take it later; one that does not know us any more will not."""
+def _is_transient(error: Exception) -> bool:
+    """Whether a retry may succeed; not after an authentication error, for the worker was revoked."""
     away = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.AuthenticationError)
     return away or redis_client.is_full(error)
 
 
 class _Heartbeat:
-    """Renews a lease from a thread of its own until it is lost or the chunk is done."""
+    """Renews a lease from a background thread until it is lost or the chunk is done."""
 
     def __init__(self, leases: Leases, chunk: str, token: str, every_s: float) -> None:
         self.lost = False
         self._stop = threading.Event()
         self._args = (leases, chunk, token, every_s)
-        context = contextvars.copy_context()  # what log lines carry
+        context = contextvars.copy_context()  # the fields of log lines
         self._thread = threading.Thread(target=context.run, args=(self._beat,), name="heartbeat", daemon=True)
 
     def __enter__(self) -> _Heartbeat:
@@ -79,7 +79,7 @@ class _Heartbeat:
             try:
                 self.lost = self.lost or not leases.renew(chunk, token)
             except redis.RedisError as error:
-                log.warning("Redis did not take a heartbeat", error=str(error))
+                log.warning("heartbeat failed", error=str(error))
 
 
 class Runner:
@@ -93,7 +93,7 @@ class Runner:
         worker: str = "",
         announcer: HeartbeatSender | None = None,
     ) -> None:
-        """`worker`: the name under which it is known, by default this machine's; `announcer` shows what is in hand."""
+        """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
@@ -102,7 +102,7 @@ class Runner:
         self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
-        """Run `chunk`, or return it because of `refusal`; says in a word what became of it."""
+        """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as `finished` or `stale`."""
         with structlog.contextvars.bound_contextvars(worker=self._worker, **_log_fields(chunk)):
             return self._run(chunk, library, refusal)
 
@@ -118,14 +118,14 @@ class Runner:
         try:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
                 if refusal:
-                    log.error("work is refused", chunk=chunk.id, reason=refusal)
-                    return self._give_back(leases, chunk, token, [], refusal, "refused")
-                if self._shall_decline(chunk):
-                    return self._give_back(leases, chunk, token, [], _DECLINED, "declined")
+                    log.error("chunk refused", chunk=chunk.id, reason=refusal)
+                    return self._return_chunk(leases, chunk, token, [], refusal, "refused")
+                if self._should_decline(chunk):
+                    return self._return_chunk(leases, chunk, token, [], _DECLINED, "declined")
                 outcome = self._work(leases, token, chunk, library, step, heartbeat)
             finished = len(chunk.items) if outcome == "finished" else 0
         except (LeaseLost, redis.AuthenticationError):
-            log.warning("the lease was lost; the results of this chunk do not count")
+            log.warning("lease lost")
             return "lost"
         finally:
             if self._announcer:
@@ -147,18 +147,18 @@ class Runner:
                     if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
                         self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
                         buffer, flushed_at = [], time.monotonic()
-        except _WORKER_FAULTS as error:  # no fault of the jobs': they would all be errored before somebody mends it
+        except _WORKER_FAULTS as error:  # no job is charged: all would be errored before a repair
             if heartbeat.lost:
                 raise LeaseLost from error
-            log.error("work is given back", chunk=chunk.id, reason=str(error))
-            return self._give_back(leases, chunk, token, buffer, str(error), "returned")
+            log.error("chunk returned", chunk=chunk.id, reason=str(error))
+            return self._return_chunk(leases, chunk, token, buffer, str(error), "returned")
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
         return "finished"
 
-    def _give_back(
+    def _return_chunk(
         self, leases: Leases, chunk: Chunk, token: str, done: list[StepResult], reason: str, outcome: str
     ) -> str:
-        """Return what is not `done` of the chunk, after a pause in which others are offered it first; returns `outcome`."""
+        """Return the items of the chunk that are not `done`, after _BACKOFF_S; returns `outcome`."""
         time.sleep(_BACKOFF_S)
         self._send(leases.finish, chunk, token, ReportKind.RETURNED, done, reason)
         return outcome
@@ -166,7 +166,7 @@ class Runner:
     def _results(
         self, library: Library, step: Step, items: Sequence[WorkItem], context: RunContext
     ) -> Iterator[StepResult]:
-        """One result for each item, whatever the library does."""
+        """Exactly one result for each item, also if the library fails or repeats one."""
         open_items = {item.job_id: item for item in items}
         fault = "the library gave no result"
         started_at = time.time()
@@ -178,9 +178,9 @@ class Runner:
             raise
         except ChildCancelled:
             raise LeaseLost from None
-        except Exception:  # a fault of the library's own code must not take the worker with it
+        except Exception:  # a fault of the library's own code must not end the worker
             fault = traceback.format_exc()
-            log.error("a library failed", library=library.name, fault=fault)
+            log.error("library failed", library=library.name, fault=fault)
         for item in open_items.values():
             yield result_of(
                 item,
@@ -192,7 +192,7 @@ class Runner:
                 ended_at=time.time(),
             )
 
-    @stamina.retry(on=_may_come_back, attempts=None, timeout=60.0, wait_max=2.0)
+    @stamina.retry(on=_is_transient, attempts=None, timeout=60.0, wait_max=2.0)
     def _send(
         self,
         send: Callable[[str, str, str], bool],
@@ -220,18 +220,18 @@ class Runner:
         with device_lock(device.locks, DEVICE_WAIT_S, lambda: heartbeat.lost):
             yield
 
-    def _shall_decline(self, chunk: Chunk) -> bool:
+    def _should_decline(self, chunk: Chunk) -> bool:
         """Whether the chunk failed here before and is better done by another worker, of which there is one.
 
-        Only so many times: the other may be stuck, and the work must not go round for ever.
+        At most _MAX_DECLINED times: the other may hang, and the job must not be passed around endlessly.
         """
         mine = [item for item in chunk.items if item.avoid == self._worker]
         if not mine:
             return False
         key = (chunk.namespace, mine[0].job_id, mine[0].step)
-        if len(self._declined) > _MOST_NOTED:  # others did most of it, of which nobody tells us
+        if len(self._declined) > _MAX_NOTED:  # other workers did most of these, which is not reported here
             self._declined.clear()
-        if self._declined[key] >= _MOST_DECLINED or not self._others_serve(chunk):
+        if self._declined[key] >= _MAX_DECLINED or not self._others_serve(chunk):
             self._declined.pop(key, None)
             return False
         self._declined[key] += 1
@@ -241,8 +241,8 @@ class Runner:
         """Whether another live worker takes from the chunk's queue, as far as its heartbeat tells."""
         try:
             live = HeartbeatBoard(self._client, chunk.namespace, self._lease_s).live()
-        except redis.RedisError as error:  # one that joined may not read what others say of themselves
-            log.debug("other workers cannot be seen", error=str(error))
+        except redis.RedisError as error:  # the ACL of a joined worker does not permit reading heartbeats
+            log.debug("heartbeats unreadable", error=str(error))
             return False
         others = (status for status in live if status.name != self._worker)
         if chunk.environment:
@@ -251,7 +251,7 @@ class Runner:
 
 
 def _log_fields(chunk: Chunk) -> dict[str, Any]:
-    """What a log line says about the work it belongs to."""
+    """Fields that log lines about the chunk carry."""
     ids = [item.job_id for item in chunk.items]
     jobs = {"job": ids[0]} if len(ids) == 1 else {"jobs": ids}
     return {"session": chunk.items[0].session_id, "step": chunk.step, "chunk": chunk.id, **jobs} if ids else {}

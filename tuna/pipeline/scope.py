@@ -1,4 +1,4 @@
-"""Whose work it is that a claim, a drain or a reaper handles: sessions and their libraries."""
+"""The session and library that a claim, a drain or a reaper works for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuna.libraries.registry import get_library
 
 @dataclass(frozen=True)
 class Scope:
-    """Whose work it is: a session of a library, and the target its compiler is told."""
+    """A session, its library, and the compiler's target."""
 
     session_id: int
     library: Library
@@ -22,5 +22,5 @@ class Scope:
 
 
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library]:
-    """The library of each session: whoever drains or reaps meets the work of all sessions of the database."""
+    """The library of each session: a drain or a reaper handles the jobs of all sessions of the database."""
     return {key: get_library(name) for key, name in sessions.libraries(connection, session_ids).items()}

@@ -19,7 +19,7 @@ class Unavailable:
 
 
 class ServedQueues:
-    """What this machine can do, found out once for each library: asking a compiler or a driver takes seconds."""
+    """The queues that this machine can serve, cached by library: querying a compiler or a driver takes seconds."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, bool], str | Unavailable] = {}

@@ -1,4 +1,4 @@
-"""The states of a job and the one table of allowed transitions; nothing else decides what `job.state` becomes."""
+"""The states of a job and the only table of allowed transitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RUNNING = {State.COMPILE_QUEUED: State.COMPILING, State.EVAL_QUEUED: State.EVAL
 
 
 class ForbiddenTransition(AssertionError):
-    """A transition that the table does not have: a bug of Tuna's."""
+    """A transition that the table does not have: a bug in Tuna."""
 
 
 def check(old: State, new: State) -> State:

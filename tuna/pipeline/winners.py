@@ -1,4 +1,4 @@
-"""What the drain keeps of good measurements: find-db rows, the code objects they need, the devices they ran on."""
+"""What the drain stores for successful measurements: find-db rows, the code objects they need, the devices they ran on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.pipeline.job_rows import JobRow
 from tuna.vocabulary import Cause
 
-#: Every server takes so much. The rest of a statement that carries an artifact.
+#: Bytes that every server accepts. Overhead of a statement that carries an artifact.
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
 
 
@@ -30,7 +30,7 @@ def best(result: StepResult) -> Trial | None:
 
 
 class Winners:
-    """Writes the best trials of results; what it returns and raises is the drain's business."""
+    """Writes the best trials of results; the drain handles what it returns and raises."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
@@ -38,7 +38,7 @@ class Winners:
     def write(
         self, connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
     ) -> dict[int, StepResult]:
-        """Find-db rows with their kernels, for results that have a best trial; returns, by job, failures in their place.
+        """Find-db rows with their kernels, for results that have a best trial; returns, by job, the failures that replace results.
 
         A result fails when an artifact that it needs is lost, or larger than the database takes.
         """
@@ -99,7 +99,7 @@ class Winners:
         return failed
 
     def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
-        """Nothing more happens to the jobs of `results`: a store that has little room may forget what they built."""
+        """Delete what the jobs of `results` built from a store that expires entries: these jobs are final."""
         if not results or not self._artifacts.expires:
             return
         ids = [result.job_id for result in results]
@@ -109,9 +109,9 @@ class Winners:
         self._artifacts.release(digests | {code.artifact for result in results for code in result.kernels or ()})
 
     def _keep(self, connection: sa.Connection, digests: Iterable[str], kept: set[str]) -> None:
-        """Copy artifacts into SQL, where they stay, unless they are `kept` already.
+        """Copy artifacts into SQL, which keeps them, unless they are `kept` already.
 
-        Raises KeyError when one of them is gone, StorageFull when the database would not take it.
+        Raises KeyError when one of them is lost, StorageFull when the database would not accept it.
         """
         for digest in digests:
             if digest in kept:
@@ -128,11 +128,11 @@ class Winners:
 
 
 def _fits(connection: sa.Connection, size_bytes: int) -> bool:
-    """Whether one statement takes an artifact of so many bytes. Too long a one, and MySQL hangs up as if it had died."""
+    """Whether one statement may carry an artifact of this size. On a longer one MySQL closes the connection, as in an outage."""
     if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
         return True
     packet_bytes = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
-    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes  # the driver escapes: of a byte it may make two
+    return 2 * size_bytes + _STATEMENT_BYTES <= packet_bytes  # escaping by the driver may double a byte
 
 
 def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
@@ -160,7 +160,7 @@ def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
 
 
 def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, int], Sequence[CodeObject]]) -> None:
-    """The code objects of find-db rows, named by (session, config, solver); those of an older result go."""
+    """The code objects of find-db rows, named by (session, config, solver); those of an older result are deleted."""
     if not kernels:
         return
     found = sa.select(FindDb.id, FindDb.session_id, FindDb.config_id, FindDb.solver_id).where(

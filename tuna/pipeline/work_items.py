@@ -70,7 +70,7 @@ def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _Stored
 
 @functools.lru_cache(maxsize=10_000)
 def _config_json(text: str) -> dict[str, Any]:
-    """The object in a config's JSON; no `Config` is made of it before a worker needs one."""
+    """The object in a config's JSON; it is parsed to a `Config` only in a worker."""
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -89,7 +89,7 @@ def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, 
 
 
 def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]) -> dict[tuple[int, int], str]:
-    """By config and solver the params that the session holds for the best."""
+    """The best known params of the session, by config and solver."""
     found: dict[tuple[int, int], str] = {}
     for part in parts(sorted({row.config_id for row in rows})):
         statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.params).where(

@@ -1,4 +1,4 @@
-"""What one worker process has: its connection, its stores of artifacts, its scratch folder, a runner for each kind of work."""
+"""State of one worker process: its connection, artifact stores, scratch folder, and one runner for each kind of work."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ log = structlog.get_logger(__name__)
 
 
 class WorkerProcess:
-    """The state of one process that runs chunks; nothing is connected, asked or made before it is needed."""
+    """The state of one process that runs chunks; everything is created lazily."""
 
     def __init__(self, settings: Settings, served: ServedQueues | None = None) -> None:
-        """`served`: what this machine can do, as far as it was found out before this process was made."""
+        """`served`: what this machine can serve, as far as it was found before the fork."""
         self._settings = settings
         self._served = served or ServedQueues()
         self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
@@ -64,7 +64,7 @@ class WorkerProcess:
         return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
 
     def announce(self, queues: Sequence[str], device: str) -> None:
-        """Let people and other workers see this process, which serves `queues`, from now on."""
+        """Start publishing the heartbeat of this process, which serves `queues`."""
         settings, client = self._settings, self._client
         kinds = [queue.partition(".") for queue in queues]
         environments = [name for kind, _, name in kinds if kind == "eval"]
@@ -130,7 +130,7 @@ class WorkerProcess:
 
 
 def _unreadable(fault: str) -> str:
-    log.error("a message cannot be understood and was dropped", fault=fault)
+    log.error("invalid message dropped", fault=fault)
     return f"unreadable: {fault}"
 
 

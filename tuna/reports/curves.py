@@ -1,4 +1,4 @@
-"""Best-so-far curves: where each dot, line and label of a drawing lies. `curve.svg.j2` draws it."""
+"""Best-so-far curves: coordinates of each dot, line and label of a drawing. `curve.svg.j2` draws it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GAPS_X, _GAPS_Y = 5, 4
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark of an axis: where it is, what it says."""
+    """A tick of an axis: position and label."""
 
     at: str
     label: str

@@ -1,4 +1,4 @@
-"""Show a session's figures as one HTML file that needs nothing else: no script, no request, no font."""
+"""Render a session's report as one self-contained HTML file: no script, no request, no font."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of `tuna metrics`: their names, once, and the text in which Prometheus takes them."""
+"""The metrics of `tuna metrics`: their names and the text exposition format of Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True)
 class Metric:
-    """What one metric means; `kind` is Prometheus's, counter or gauge."""
+    """A metric's description; `kind` is Prometheus's, counter or gauge."""
 
     kind: str
     labels: tuple[str, ...]

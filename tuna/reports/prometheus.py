@@ -27,14 +27,14 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: Of a scrape, which Prometheus gives up after 10 s: for reading results that are new since the last one, and for waiting.
+#: Time budgets of a scrape, whose default timeout is 10 s: for reading new results, and for waiting for services.
 _READ_S = 4.0
 _WAIT_S = 2
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Collector:
-    """Answers one scrape after the other. What SQL said about queues is kept, for the time when SQL is away."""
+    """Answers one scrape after the other. Facts about queues are cached for outages of SQL."""
 
     def __init__(self, engine: sa.Engine, settings: Settings) -> None:
         self._engine = engine
@@ -45,7 +45,7 @@ class Collector:
         self._queues: set[str] = set()
 
     def scrape(self) -> str:
-        """The text; what cannot be asked is left out, and `tuna_up` says so."""
+        """The text; metrics of unreachable services are left out, and their `tuna_up` is 0."""
         samples = Samples()
         parts = {"sql": self._from_sql, "redis": self._from_redis, "broker": self._from_broker}
         with self._one_at_a_time:
@@ -58,7 +58,7 @@ class Collector:
         try:
             gather(part)
         except (DBAPIError, TunaError, redis.RedisError, OSError, ValueError) as error:
-            log.warning("a service does not answer", service=service, error=str(error).splitlines()[0])
+            log.warning("service unreachable", service=service, error=str(error).splitlines()[0])
             return False
         for name, values in part.values.items():
             samples.values.setdefault(name, {}).update(values)
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = self.collector.scrape().encode()
         except Exception:
-            log.exception("a scrape failed")
+            log.exception("scrape failed")
             self.send_error(500)
             return
         self.send_response(200)
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line."""
+        """Requests are not logged."""
 
 
 def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
@@ -147,7 +147,7 @@ def server(collector: Collector, listen: str) -> ThreadingHTTPServer:
 
 
 def serve(engine: sa.Engine, settings: Settings, listen: str, started: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C; `started` is told the URL."""
+    """Answer until Ctrl-C; `started` gets the URL."""
     with server(Collector(engine, settings), listen) as http:
         host, port = http.server_address[:2]
         started(f"http://{host!s}:{port}/metrics")

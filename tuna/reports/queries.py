@@ -1,4 +1,4 @@
-"""Read the figures of a session's report from SQL."""
+"""Queries for a session's report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _JobRow:
-    """A job with what SQL says about its winner, if it has one."""
+    """A job and its winner, if it has one."""
 
     id: int
     state: str
@@ -67,13 +67,13 @@ class _JobRow:
 
     @property
     def winner_ms(self) -> float | None:
-        """The winner's time, if it is one that a clock can give."""
+        """The winner's time, if it is positive and finite."""
         return self.time_ms if self.time_ms is not None and self.time_ms > 0 else None
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """What the accepted attempts say about devices and time."""
+    """Devices and times of the accepted attempts."""
 
     first: datetime | None
     last: datetime | None
@@ -263,7 +263,7 @@ def _peak_share(best: SolverFigures, data_type: DataType | None, steps: _Steps) 
 
 
 def _no_winner(solvers: Sequence[SolverFigures]) -> str:
-    """Why no solver has a winner: what became of its jobs."""
+    """Why no solver has a winner: the states of its jobs."""
     if solvers[0].time_ms is not None:
         return ""
     ends = Counter(f"{solver.state} ({solver.cause})" if solver.cause else solver.state for solver in solvers)
@@ -314,7 +314,7 @@ def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int
     reproduce = connection.execute(
         sa.select(StepResult.reproduce)
         .where(StepResult.job_id == job_id, StepResult.reproduce != "")
-        # Rather the command of an attempt that failed in this very way, then of a step of the kind that can fail so.
+        # Prefer the command of an attempt with this very cause, then of a step on a resource that can fail so.
         .order_by(
             sa.case((StepResult.cause == cause, 0), else_=1), sa.case((on_such_a_step, 0), else_=1), StepResult.id
         )
@@ -324,7 +324,7 @@ def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int
 
 
 def _example(connection: sa.Connection, session_id: int, cause: str) -> tuple[int, str]:
-    """(job, output) of a failure with this cause: rather a trial than an attempt, rather one that said something."""
+    """(job, output) of a failure with this cause: a trial before an attempt, and one with output first."""
     found: tuple[int, str] | None = None
     for table in (Trial, StepResult):
         query = (

@@ -1,4 +1,4 @@
-"""What a report says, as plain data: `queries` fills it from SQL, `html` shows it."""
+"""The content of a report as plain data: `queries` fills it from SQL, `html` shows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Header:
-    """The session, its environment (every field, in order) and when it was at work."""
+    """The session, its environment (every field, in order) and its time span."""
 
     session_id: int
     reason: str

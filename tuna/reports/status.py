@@ -1,4 +1,4 @@
-"""What `tuna status --watch` shows, as plain data: everything from SQL, and who works now from Redis."""
+"""The data of `tuna status --watch`: sessions from SQL, live workers from Redis."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from tuna.vocabulary import Resource
 if TYPE_CHECKING:
     from tuna.membership.heartbeat import WorkerStatus
 
-#: The rate is that of so many seconds, and is read from no more than so many of the newest results.
+#: Window of the rate in seconds, and maximum number of the newest results that it is read from.
 _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
-#: Jobs, the latest of each state, from whose durations a median is taken.
+#: Number of the latest jobs of each state whose durations give the median.
 _SAMPLE = 100
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
 
 @dataclass(frozen=True)
 class LiveSession:
-    """How one session is doing."""
+    """Progress of one session."""
 
     overview: overview.Overview
     unfinished: int
     rate_per_s: float  #: results in the last minute
-    eta_s: float | None  #: None: not known yet, or nobody works
+    eta_s: float | None  #: None: not known yet, or no live worker
     totals: SessionTotals | None  #: None: not all results are read yet, or there are none
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at all sessions, or at one."""
+    """State of all sessions, or of one, at a moment."""
 
     at: datetime
     sessions: tuple[LiveSession, ...]
-    workers: tuple[WorkerStatus, ...] | None  #: None: Redis is away
-    read_share: float  #: how much of the results the totals hold
+    workers: tuple[WorkerStatus, ...] | None  #: None: Redis is unreachable
+    read_share: float  #: share of the results that the totals cover
 
 
 class Watcher:
-    """Looks again and again."""
+    """Takes snapshots repeatedly; reads only new results."""
 
     def __init__(self, engine: sa.Engine, settings: Settings, session_id: int | None = None) -> None:
         self._engine = engine
@@ -65,7 +65,7 @@ class Watcher:
         self._totals = Totals(trials=False)
 
     def look(self, budget_s: float = 0.5) -> Snapshot:
-        """What is to be seen now; a long history is read in parts of about `budget_s` seconds. Raises NotFound."""
+        """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises NotFound."""
         found = overview.read(self._engine, self._only)
         with reading(self._engine) as connection:
             whole = self._totals.advance(connection, budget_s)
@@ -91,7 +91,7 @@ class Watcher:
 
 
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
-    """The workers that announce themselves; None when Redis does not answer. Starts no embedded Redis."""
+    """The workers with a heartbeat; None when Redis does not answer. Starts no embedded Redis."""
     import redis
 
     from tuna import redis_client
@@ -123,7 +123,7 @@ def _rates(connection: sa.Connection) -> dict[int, float]:
 
 
 class _Outlook:
-    """What a session has still to do, and how long that takes."""
+    """Remaining work of a session, and its duration."""
 
     def __init__(self, connection: sa.Connection, info: sessions.SessionInfo) -> None:
         self._environment = info.environment
@@ -137,7 +137,7 @@ class _Outlook:
         self._median_s = _medians(connection, [job for rows in sample.values() for job, _ in rows])
 
     def eta_s(self, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None) -> float | None:
-        """Seconds until the busier kind of resource is through, if all workers that can do so work on this session."""
+        """Seconds until the busier kind of resource is done, if all capable workers work on this session."""
         seconds: dict[Resource, float] = defaultdict(float)
         for step, number in self._left.items():
             if step not in self._median_s:
@@ -154,7 +154,7 @@ class _Outlook:
     def _workers(
         self, resource: Resource, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None
     ) -> int | None:
-        """Those that are there; as many as there were when nobody can say."""
+        """Live workers; the largest number so far when Redis is unreachable."""
         if workers is None:
             return None if totals is None else totals.devices if resource is Resource.DEVICE else totals.processes
         here = [worker for worker in workers if worker.role == _ROLES[resource]]

@@ -15,7 +15,7 @@ from tuna.db.models import Job, StepResult, Trial
 
 #: Rows summed up by one statement.
 _CHUNK = 50_000
-#: The newest rows are summed up anew each time: ids are given before the commit, so an earlier one may yet appear.
+#: The newest rows are summed up anew each time: ids are assigned before the commit, so a smaller id may appear later.
 _UNSETTLED = 20_000
 
 
@@ -56,7 +56,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class SessionTotals:
-    """What one session has cost so far; times are in seconds."""
+    """Cost of one session so far; times are in seconds."""
 
     attempts: int
     drained: int  #: attempts that a worker reported
@@ -96,7 +96,7 @@ class Totals:
 
     @property
     def share(self) -> float:
-        """How much of the step results is read."""
+        """Share of the step results that is read."""
         return self._steps.share
 
     def sessions(self) -> dict[int, SessionTotals]:

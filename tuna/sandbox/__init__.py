@@ -1,1 +1,1 @@
-"""What runs apart from us: child processes with limits, the cores they get, the devices that there are."""
+"""Child processes with limits, the cores they get, and discovery of devices."""

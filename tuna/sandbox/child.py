@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: What a served module has: the functions that answer, by the name of the request.
+#: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
 _PR_SET_PDEATHSIG = 1
 
@@ -47,7 +47,7 @@ def limit_self(limits: Mapping[str, Any]) -> None:
 
 def serve(module: str, read_fd: int, write_fd: int) -> None:
     """Answer requests until the parent closes its end; a handler that raises is answered with its traceback."""
-    for fd in (read_fd, write_fd):  # or a compiler that a handler starts would keep the pipe open after our death
+    for fd in (read_fd, write_fd):  # or a grandchild would keep the pipe open after our exit
         os.set_inheritable(fd, False)
     handlers: Handlers = importlib.import_module(module).HANDLERS
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:

@@ -1,7 +1,7 @@
 """One process of a user measures on a device at a time: file locks that the kernel frees when their holder dies.
 
-The files lie in a folder of the user's own, below XDG_RUNTIME_DIR and below the folder for temporary files. A lock is taken
-in each that is there, for processes of one user need not agree on these (a login has a runtime folder, a cron job may not).
+The files lie in private folders of the user, below XDG_RUNTIME_DIR and below the folder for temporary files. A lock is
+acquired in each that exists, because processes of one user may differ in these (a cron job may have no XDG_RUNTIME_DIR).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
-#: Between two looks at a lock that is held: short at first, for most chunks take a moment.
+#: Seconds between polls of a held lock: short at first, because most chunks are short.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 
 
 class DeviceBusy(Exception):
-    """Another process had the device all the time that we were ready to wait."""
+    """Timeout: another process held the device."""
 
 
 @contextlib.contextmanager
@@ -36,11 +36,11 @@ def device_lock(
 ) -> Iterator[None]:
     """Hold the locks called `names` (such as `DeviceHandle.locks`), waiting for them up to `wait_s`.
 
-    Raises DeviceBusy when that is over, or when `cancelled` says that nobody wants the device any more.
+    Raises DeviceBusy after that, or when `cancelled` returns True.
     """
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as stack:
-        # Always in the same order, so that two processes which need several cannot wait for each other.
+        # Always in the same order, so that two processes which need several cannot deadlock.
         for folder in folders():
             for name in sorted(set(names)):
                 _acquire(stack.enter_context(_opened(folder, name)), name, deadline, cancelled)
@@ -71,7 +71,7 @@ def _opened(folder: Path, name: str) -> Iterator[int]:
 
 
 def folders() -> list[Path]:
-    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared ones are not to be had."""
+    """The folders for locks, which this user alone can write to; that of TUNA_HOME when the shared ones are unusable."""
     found = []
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
         with contextlib.suppress(OSError):
@@ -79,13 +79,13 @@ def folders() -> list[Path]:
     if found:
         return list(dict.fromkeys(found))
     fallback = get_settings().run_dir / "locks"
-    log.warning("device locks are kept in TUNA_HOME, and not shared with workers of another one", folder=str(fallback))
+    log.warning("device locks not shared across TUNA_HOMEs", folder=str(fallback))
     fallback.parent.mkdir(parents=True, exist_ok=True)
     return [_own(fallback)]
 
 
 def _own(folder: Path) -> Path:
-    """The folder, made with mode 0700; raises OSError if it is a link, or somebody else's, or others may write to it."""
+    """The folder, made with mode 0700; raises OSError if it is a link, or another user owns it or may write to it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -20,7 +20,7 @@ from tuna.settings import parse_cpus
 SYS = Path("/sys")
 PROC = Path("/proc")
 _AMD_VENDOR = "4098"
-#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs leave a process some devices only.
+#: Variables by which the runtimes of NVIDIA, AMD, OpenCL, Level Zero, SYCL and TPUs restrict a process to some devices.
 VISIBILITY = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -34,7 +34,7 @@ VISIBILITY = (
 
 
 class Kind(str, Enum):
-    """Whose device it is, which decides how it is made visible."""
+    """Vendor of a device, which decides how it is made visible."""
 
     NVIDIA = "nvidia"  #: CUDA_VISIBLE_DEVICES, by UUID
     AMD = "amd"  #: ROCR_VISIBLE_DEVICES, by index
@@ -52,7 +52,7 @@ class Device:
     node: int | None = None  #: NUMA node; None: unknown
 
     def variables(self) -> dict[str, str]:
-        """Environment variables of a process that shall see this device alone."""
+        """Environment variables with which a process sees this device alone."""
         if self.kind is Kind.NVIDIA:
             return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
         if self.kind is Kind.AMD:
@@ -207,7 +207,7 @@ def _number(path: Path) -> int | None:
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception:  # amdsmi raises what it likes when its library is missing
+    except Exception:  # amdsmi raises various errors when its library is missing
         return None
 
 

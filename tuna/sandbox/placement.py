@@ -1,4 +1,4 @@
-"""Deals the measuring cores of a machine to its eval workers, so that no two share one."""
+"""Divides the measuring cores of a machine among its eval workers, so that no two share one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tuna.settings import parse_cpus
 
 @dataclass(frozen=True)
 class Place:
-    """Where a logical CPU is."""
+    """Topology of a logical CPU."""
 
     node: int | None = None  #: NUMA node; None: unknown
     siblings: tuple[int, ...] = ()  #: logical CPUs of the same physical core, it included
 
 
 def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int, Place]:
-    """Where each of `cpus` is, by the kernel's tree; what it does not tell stays unknown."""
+    """Topology of each of `cpus`, from sysfs; missing facts stay unknown."""
     nodes: dict[int, int] = {}
     for path in (sys_root / "devices" / "system" / "node").glob("node[0-9]*"):
         nodes |= dict.fromkeys(_cpus(path / "cpulist"), int(path.name.removeprefix("node")))
@@ -33,8 +33,8 @@ def read_places(cpus: Sequence[int], sys_root: Path = Path("/sys")) -> dict[int,
 def deal(nodes: Sequence[int | None], places: Mapping[int, Place], *, each: int | None = 1) -> list[tuple[int, ...]]:
     """CPUs for a worker on each of `nodes`: `each` of them, or with None an equal share of all; raises BadInput.
 
-    A worker gets CPUs of its own node while there are any, from another node only rather than none, and the highest
-    first, because everything else on a machine prefers the lowest. No two get threads of one
+    A worker gets CPUs of its NUMA node while there are any, of another node only if there are none, and the highest
+    first, because other processes prefer the lowest. No two get threads of one
     physical core unless the node has too few cores.
     """
     if len(nodes) > len(places):

@@ -1,7 +1,7 @@
 """Runs foreign code in child processes with limits: a program once (`run`), or a Python module that answers calls (`Child`).
 
-Every child has a process group of its own and is killed with all of it, dies with the thread that started it (so start it in one
-that stays), sees only the variables it is given, and may print as much as it likes: the end of it is kept. There is no shell
+Every child has its own process group, which is killed as a whole, dies with the thread that started it (so start it in a
+long-lived one), sees only the variables it is given, and may print without limit: the tail is kept. There is no shell
 and no pickle.
 """
 
@@ -24,16 +24,16 @@ import tuna
 from tuna.sandbox.discovery import VISIBILITY
 
 _CHILD = str(Path(__file__).with_name("child.py"))
-#: How much of a child's output is kept, from its end.
+#: Size of the tail of a child's output that is kept.
 TAIL_BYTES = 64 << 10
-#: An answer longer than this is no answer but a child gone wild.
+#: Maximum length of an answer; a longer one counts as garbage.
 MAX_ANSWER_BYTES = 64 << 20
 #: Variables of this process that a child may see; everything else, secrets above all, stays here.
 ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
     *VISIBILITY,  # without these it would measure on the first device, whichever this process was given
 )
-#: How long a poll may last before the clock and the child are looked at again.
+#: Timeout of one poll, after which the clock and the child are checked again.
 _TICK_S = 0.5
 _GRACE_S = 1.0
 
@@ -57,7 +57,7 @@ class ChildCrashed(Exception):
 
 
 class ChildCancelled(Exception):
-    """Nobody wants the answer any more; the child and its process group were killed."""
+    """The call was cancelled; the child and its process group were killed."""
 
 
 class ChildFailed(Exception):
@@ -116,8 +116,8 @@ def run(
 ) -> Completed:
     """Run a program to its end or to its limit; a program that cannot be started ends with return code 1.
 
-    `env` is the whole environment of the program, by default `child_env()`. What it leaves behind in its process group is killed.
-    Raises ChildCancelled within half a second of `cancelled` (such as `RunContext.cancelled`) saying so.
+    `env` is the whole environment of the program, by default `child_env()`. Remaining processes of its group are killed.
+    Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`) returns True.
     """
     process = _start(
         ["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL
@@ -187,7 +187,7 @@ class Child:
     ) -> dict[str, Any]:
         """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
 
-        Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second of `cancelled` saying so), which leave
+        Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled` returns True), which leave
         no process behind, and ChildFailed.
         """
         if not self.alive:
@@ -281,7 +281,7 @@ class Child:
     def _crashed(self, reason: str, *, killed: bool = False) -> None:
         process = self._process
         assert process is not None
-        if not killed:  # let it finish dying, so that we report its own end and not our SIGKILL
+        if not killed:  # let it exit, so that its own exit status is reported and not the SIGKILL
             deadline = time.monotonic() + _GRACE_S
             while not (killed := _ended(process)) and time.monotonic() < deadline:
                 self._output.read()
@@ -296,7 +296,7 @@ class Child:
 
 
 class _Output:
-    """The end of what a child printed, read without ever waiting for it."""
+    """The tail of a child's output, read without blocking."""
 
     def __init__(self, process: subprocess.Popen[bytes], limit: int) -> None:
         assert process.stdout is not None
@@ -309,7 +309,7 @@ class _Output:
         return [] if self.closed else [self._pipe]
 
     def read(self) -> None:
-        """Take what is there, at most a few megabytes, so that a child that never stops cannot hold us."""
+        """Read what is available, at most a few megabytes, so that a child that never stops cannot block this loop."""
         for _ in range(64):
             if self.closed:
                 return
@@ -358,7 +358,7 @@ def _start(
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process is dead; it is not reaped, so its number, which names its group, cannot be given away yet."""
+    """Whether the process is dead; it is not reaped, so its process id, which names its group, cannot be reused yet."""
     if process.returncode is not None:
         return True
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -93,5 +93,5 @@ class KindContract:
             blank = problem.blank()
             assert blank.shape == problem.expected.shape
             assert blank.dtype == reference.np_type(problem.answer_type)
-            assert not problem.error(blank) <= problem.tolerance, "an output that was not written must be wrong"
+            assert not problem.error(blank) <= problem.tolerance, "an unwritten output must be wrong"
             assert problem.error(problem.expected.astype(blank.dtype)) <= problem.tolerance

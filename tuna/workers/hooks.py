@@ -1,4 +1,4 @@
-"""Command lines that a machine's owner has run around a worker: a power cycle, a health probe."""
+"""Commands that run before and after a worker: a power cycle, a health probe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tuna.errors import ServiceError
 
-#: A node may have to boot its device anew.
+#: Long enough to reset or reboot a device.
 LIMIT_S = 600.0
 _TAIL_CHARS = 2000
 
@@ -26,7 +26,7 @@ def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us: a power cycle is not to be cut in half
+            start_new_session=True,  # Ctrl-C is for this process: a power cycle must not be interrupted
         )
     except OSError as error:
         raise ServiceError(f"{setting} cannot be started: {error.strerror}: {error.filename}") from None
@@ -34,7 +34,7 @@ def run_hook(setting: str, command: str, env: Mapping[str, str], limit_s: float 
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)  # and what a shell among them started
+            os.killpg(process.pid, signal.SIGKILL)  # and the processes that a shell among them started
             raise ServiceError(f"{setting} did not end within {limit_s:g} s. {_tail(error.output)}") from None
     if process.returncode:
         raise ServiceError(f"{setting} failed with exit code {process.returncode}. {_tail(output)}")

@@ -17,7 +17,7 @@ from tuna.errors import ServiceError
 from tuna.settings import get_settings
 from tuna.workers.lifetime import WITH_PARENT
 
-#: What a worker has, beyond its own bound, to give back what it could not finish.
+#: Seconds beyond the bound of its warm shutdown in which a worker returns unfinished chunks.
 _MARGIN_S = 5.0
 
 
@@ -32,7 +32,7 @@ class WorkerSpec:
 
     @property
     def title(self) -> str:
-        """What it is called among the workers of one command."""
+        """Its name among the workers of one command."""
         return self.name or self.queue
 
 
@@ -52,16 +52,16 @@ class LocalWorkers:
         self._running.append((spec, log, process))
 
     def check(self) -> None:
-        """Raise ServiceError with the last words of a worker that has ended by itself."""
+        """Raise ServiceError with the last log lines of a worker that has ended by itself."""
         for spec, log, process in self._running:
             if process.poll() is not None:
                 words = log.read_text(errors="replace").strip().splitlines()[-2:]
                 raise ServiceError(f"The {spec.queue} worker ended. {' '.join(words)}", hint=f"see {log}")
 
     def stop(self, *, idle: bool, bound_s: float = 0.0) -> None:
-        """End all of them: at once when they are known to be `idle`, else warmly, with `bound_s` for what is in hand.
+        """Stop all: at once when they are known to be `idle`, else warmly, with `bound_s` for the current chunks.
 
-        A KeyboardInterrupt while it waits ends them at once; they still give back what they have.
+        A KeyboardInterrupt during the wait stops them at once; they still return their chunks.
         """
         if not idle:
             self._terminate()
@@ -88,14 +88,14 @@ class LocalWorkers:
 
 
 def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """A worker that ends with this process; it writes to `output`, by default where we write."""
+    """A worker that ends with this process; it writes to `output`, by default to the output of this process."""
     return subprocess.Popen(
         worker_command(spec),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         env={**os.environ, **spec.env, WITH_PARENT: "1"},
-        start_new_session=True,  # Ctrl-C reaches us alone; we stop it
+        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the worker
     )
 
 
@@ -103,7 +103,7 @@ def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker, as a person would type it."""
     name = f"{spec.title}-{os.getpid()}@%h"
     settings = get_settings()
-    quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is no JSON
+    quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is not JSON
     return [
         sys.executable, "-m", "celery", "-A", "tuna.celery_app", *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
@@ -113,9 +113,9 @@ def worker_command(spec: WorkerSpec) -> list[str]:
 
 @contextlib.contextmanager
 def local_workers(log_dir: Path, specs: Sequence[WorkerSpec], bound_s: float = 0.0) -> Iterator[LocalWorkers]:
-    """Workers for the duration of a `with` block, whose normal end says that they have nothing more to do.
+    """Workers for the duration of a `with` block, whose normal end means that they are idle.
 
-    Interrupted, they have `bound_s` to finish what is in hand.
+    Interrupted, they have `bound_s` to finish the current chunks.
     """
     workers = LocalWorkers(log_dir)
     idle = False

@@ -7,19 +7,19 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
-#: Set for workers that `tuna run` starts: they end when it ends, however it ends.
+#: Set for workers that `tuna run` starts: they end with it, however it ends.
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
-#: Set for workers that leave by themselves when there is nothing to do.
+#: Set for workers that shut down when their queues are empty.
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
-#: Set for workers that are for one session: what `membership.compatibility.session_text` says about it.
+#: Set for workers of a single session: the text of `membership.compatibility.session_text`.
 SESSION = "TUNA_WORKER_SESSION"
 
 
 def die_with_parent(role: str, *, always: bool = False) -> None:
-    """Ask the kernel to end this process when its parent ends: a worker is asked to leave, a pool process is killed.
+    """Ask the kernel to end this process when its parent ends: a worker gets SIGTERM (warm shutdown), a pool process SIGKILL.
 
     A worker does so only when its environment says that it was started by a `tuna run`. Linux only; elsewhere it does
-    nothing, and the lease takes care of what such a process still does.
+    nothing, and the expiry of its leases makes late results of such a process harmless.
     """
     if not always and not os.environ.get(WITH_PARENT):
         return

@@ -24,7 +24,7 @@ _ANSWER_S = 3
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a command on one host or worker."""
+    """Outcome of a command on one host or worker."""
 
     host: str
     ok: bool
@@ -42,7 +42,7 @@ def execute(command: str, settings: Settings, app: Callable[[], Celery]) -> list
         raise BadInput("There is no command to run.")
     ensure_services(settings)
     celery = app()
-    with connect_broker(settings, _ANSWER_S):  # what asks the workers below would wait for ever
+    with connect_broker(settings, _ANSWER_S):  # the broadcast below has no timeout for an unreachable broker
         workers = list(celery.control.inspect(timeout=_ANSWER_S).ping() or {})
     answers = [Answer(host=socket.gethostname(), **run_here(words))]
     if workers:
@@ -55,7 +55,7 @@ def execute(command: str, settings: Settings, app: Callable[[], Celery]) -> list
 
 
 def run_here(words: Sequence[str]) -> dict[str, Any]:
-    """Run a command on this machine: whether it went well, how it ended, the end of its output."""
+    """Run a command on this machine: whether it succeeded, how it ended, the tail of its output."""
     done = run(list(words), timeout_s=LIMIT_S)
     text = f"no end within {LIMIT_S:g} s" if done.timed_out else f"exit code {done.returncode}"
     return {"ok": not done.timed_out and done.returncode == 0, "text": text, "output": done.output}

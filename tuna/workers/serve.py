@@ -1,4 +1,4 @@
-"""`tuna worker`: keeps this machine's workers running, one for each device, and ends them when it is asked to."""
+"""`tuna worker`: supervises this machine's workers, one for each device: starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tuna.workers.lifetime import ONCE, SESSION
 
 log = structlog.get_logger(__name__)
 
-#: What a worker has, beyond its own bound, to end in.
+#: Seconds beyond the bound of its warm shutdown after which a worker is killed.
 _MARGIN_S = 5.0
 _TICK_S = 0.2
-#: Pauses before a worker that died is started again; after the last one it is given up.
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-#: A worker that has lived this long has recovered from what killed it before.
+#: Backoff before each restart of a worker that died; after the last one it is not restarted.
+_BACKOFFS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+#: Uptime after which the backoff starts anew.
 _RECOVERED_S = 600.0
-#: Exit codes of a worker that said why it cannot work here: bad input, database, library missing, no space.
+#: Exit codes that a restart does not cure: bad input, database, library missing, disk full.
 _REFUSALS = frozenset({2, 3, 4, 6, 8})
 
 
@@ -45,10 +45,10 @@ def serve(
     once: bool = False,
     settings: Settings | None = None,
 ) -> int:
-    """Run the workers that `tuna worker` was asked for until they have ended; returns the exit code.
+    """Run the workers of `tuna worker` until they have ended; returns the exit code.
 
     `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees. `session`: what
-    `membership.compatibility.session_text` says about the only session to work for. Call it in the main thread.
+    `membership.compatibility.session_text` gives for the only session to serve. Call it in the main thread.
     """
     settings = settings or get_settings()
     logs.configure(settings.log_level, settings.log_format)
@@ -61,7 +61,7 @@ def serve(
         specs = [WorkerSpec(queue, processes, env=common)]
     else:
         specs = device_specs(discovery.discover(), devices, settings, common)
-    return Keepers(specs, settings).run()
+    return Supervisor(specs, settings).run()
 
 
 def device_specs(
@@ -69,7 +69,7 @@ def device_specs(
 ) -> list[WorkerSpec]:
     """An eval worker for each chosen device, with the variables that give it this device and its own cores.
 
-    The cores are dealt to all devices that are there, so that a worker started for another one has others.
+    The cores are divided among all devices of the machine, so that a worker for another device gets other cores.
     """
     numbers = discovery.choose(found, chosen)
     if any(device.kind is Kind.CPU for device in found):
@@ -89,20 +89,20 @@ def device_specs(
 
 
 class Restarts:
-    """When a worker that died by itself is started again."""
+    """Restart policy of a worker that died by itself."""
 
     def __init__(self) -> None:
         self._died = 0
 
     def pause_s(self, lived_s: float) -> float | None:
-        """Seconds to wait first, longer each time; None: give it up."""
+        """Seconds to wait before the restart, longer each time; None: no restart."""
         self._died = 0 if lived_s >= _RECOVERED_S else self._died
         self._died += 1
-        return _PAUSES_S[self._died - 1] if self._died <= len(_PAUSES_S) else None
+        return _BACKOFFS_S[self._died - 1] if self._died <= len(_BACKOFFS_S) else None
 
 
-class Keepers:
-    """A thread for each worker that starts it, and starts it again; the main thread takes the signals."""
+class Supervisor:
+    """Supervises each worker from a thread, which starts and restarts it; the main thread handles the signals."""
 
     def __init__(self, specs: Sequence[WorkerSpec], settings: Settings) -> None:
         self._settings = settings
@@ -116,7 +116,7 @@ class Keepers:
         ]
 
     def run(self) -> int:
-        """Until every worker has ended; the highest of their exit codes."""
+        """Run until every worker has ended; returns the highest exit code."""
         before = {number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for thread in self._threads:
@@ -127,13 +127,13 @@ class Keepers:
                 if time.monotonic() >= self._kill_at:
                     self._kill()
         finally:
-            self._kill()  # none is left, unless something here has failed
+            self._kill()  # a no-op unless an error occurred above
             for number, handler in before.items():
                 signal.signal(number, handler)
         return max(self._codes.values(), default=0)
 
     def _asked(self, *_: Any) -> None:
-        """First: end warmly; again: at once, hooks included. The workers make the same of SIGTERM."""
+        """The first signal: warm shutdown; the second: cold, hooks included. Workers treat SIGTERM alike."""
         if self._stop.is_set():
             self._kill_at = self._leave_at = time.monotonic() + _MARGIN_S
         else:
@@ -155,7 +155,7 @@ class Keepers:
             try:
                 code = self._live(spec)
             except ServiceError as error:
-                log.error(f"the worker is not started: {error}", worker=spec.title)
+                log.error("worker not started", reason=str(error), worker=spec.title)
                 self._codes[spec.title] = error.exit_code
                 return
             self._codes[spec.title] = 0 if self._stop.is_set() else max(code, 1 if code else 0)
@@ -165,20 +165,20 @@ class Keepers:
             first = False
             pause_s = restarts.pause_s(time.monotonic() - started_at)
             if pause_s is None:
-                log.error("the worker died too often and is given up", worker=spec.title, exit_code=code)
+                log.error("worker given up: too many restarts", worker=spec.title, exit_code=code)
                 return
-            log.error("the worker died and is started again", worker=spec.title, exit_code=code, pause_s=pause_s)
+            log.error("worker restarted", worker=spec.title, exit_code=code, pause_s=pause_s)
             self._stop.wait(pause_s)
 
     def _live(self, spec: WorkerSpec) -> int:
-        """One life of a worker, between its hooks; returns its exit code."""
+        """Run one worker process between its hooks; returns its exit code."""
         run_hook("TUNA_BEFORE_WORKER", self._settings.before_worker, spec.env)
         with self._lock:
             if self._stop.is_set():
                 return 0
             process = start_process(spec)
             self._running[spec.title] = process
-        if self._stop.is_set():  # the signal came while the process was being made
+        if self._stop.is_set():  # the signal came while the process was being started
             _send(process, signal.SIGTERM)
         code = process.wait()
         del self._running[spec.title]

@@ -1,4 +1,4 @@
-"""Works through a session from one process: enqueues, drains and, on request, runs local workers, until all is done."""
+"""Runs a session from one process: enqueues, drains and, on request, starts local workers, until all jobs are done."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from celery import Celery
 
 _COUNT_EVERY_S = 0.5
-#: Counting a million jobs takes a second: it is done so rarely that it takes at most this share of the time, or, when
-#: there is nothing else to do, the other.
+#: Counting a million jobs takes a second, so it is limited to this share of the time, or to the second one when
+#: there is nothing else to do.
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
 
 
@@ -37,7 +37,7 @@ class Progress:
 
     states: dict[str, int]
     total: int
-    unfinished: int  #: will still go through a step that is being enqueued
+    unfinished: int  #: still have a step that is being enqueued
     errored: int
 
     @property
@@ -47,7 +47,7 @@ class Progress:
 
 
 def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
-    """How far the session is with `steps` (all when empty)."""
+    """Progress of the session in `steps` (all when empty)."""
     states: dict[str, int] = {}
     unfinished = 0
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
@@ -70,7 +70,7 @@ def run_session(
     workers: Sequence[WorkerSpec] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
-    """Enqueue and drain `steps` (all when empty) of the session until every job is through them.
+    """Enqueue and drain `steps` (all when empty) of the session until every job has finished them.
 
     `app` imports the Celery app, which a session that is done does not need.
     """
@@ -97,14 +97,14 @@ def run_session(
 
 
 def _keep_what_is_done(coordinator: Coordinator) -> None:
-    """What interrupted workers finished or gave back; the next run would find it too, but a person looks before."""
-    with contextlib.suppress(Exception):  # an error is already on its way to the user
+    """Drain what interrupted workers finished or returned; the next run would, but users look at the status before."""
+    with contextlib.suppress(Exception):  # another exception is already being raised to the user
         while coordinator.drain.once():
             pass
 
 
 class _Watch:
-    """Counts the session's jobs now and then, tells the caller, and notices workers that ended."""
+    """Periodically counts the session's jobs, reports progress, and detects workers that ended."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""How a worker ends: warmly within a bound at the first signal, at once at the second, by itself when asked to.
+"""Shutdown of a worker: warm within a bound at the first signal, cold at the second, or when its queues are empty.
 
 The bound is kept by the worker's parent process, because a pool process that is inside a library cannot be interrupted
-safely. What its pool has not finished in time it gives back, and no job is charged for that; then it leaves, and the
-kernel ends the pool, and what the pool has started, with it.
+safely. It returns the chunks that its pool has not finished in time, uncharged; then it exits, and the
+kernel kills the pool and its child processes with it.
 """
 
 from __future__ import annotations
@@ -28,37 +28,39 @@ from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: How long giving back may take: Redis may be away, and then the leases expire.
-_GIVE_BACK_S = 2.0
-#: Nothing may wait or be in hand at so many looks in a row for a worker to leave by itself.
-_QUIET_LOOKS = 6
-_LOOK_EVERY_S = 0.5
-#: One asking may arrive twice: Slurm signals every process, and the parent passes its own signal on.
+#: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
+_RETURN_S = 2.0
+#: Number of successive polls without queued or current chunks after which a worker exits by itself.
+_IDLE_POLLS = 6
+_POLL_EVERY_S = 0.5
+#: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal on.
 _ECHO_S = 0.3
 
 
 class Shutdown:
-    """Ends this worker when it is asked to by a signal."""
+    """Shuts this worker down on a signal."""
 
-    def __init__(self, bound_s: float, give_back: Callable[[], None], leave: Callable[[int], Any] = os._exit) -> None:
+    def __init__(
+        self, bound_s: float, return_chunks: Callable[[], None], leave: Callable[[int], Any] = os._exit
+    ) -> None:
         self._bound_s = bound_s
-        self._give_back = give_back
+        self._return_chunks = return_chunks
         self._leave = leave
         self._asked_at: float | None = None
         self._now = threading.Event()
 
     @property
     def asked(self) -> bool:
-        """Whether it has been asked to end: what dies from now on does not die of its work."""
+        """Whether a signal has arrived: processes that die from now on are not killed by their job."""
         return self._asked_at is not None
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT from Celery, whose warm end has no bound; call it in the main thread."""
+        """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ask())
 
     def ask(self) -> None:
-        """Take no new chunk and leave within the bound; asked again, leave now."""
+        """Warm shutdown: take no new chunk and exit within the bound; a second call: exit now."""
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at >= _ECHO_S:
                 self._now.set()
@@ -69,34 +71,34 @@ class Shutdown:
 
     def _wait_and_leave(self) -> None:
         self._now.wait(self._bound_s)
-        giving = threading.Thread(target=self._give_back, name="giving-back", daemon=True)
-        giving.start()
-        giving.join(_GIVE_BACK_S)
+        returning = threading.Thread(target=self._return_chunks, name="return-chunks", daemon=True)
+        returning.start()
+        returning.join(_RETURN_S)
         self._leave(0)
 
 
-def give_back_all(settings: Settings) -> None:
-    """Give back every chunk that this worker has, begun or not."""
+def return_chunks(settings: Settings) -> None:
+    """Return every chunk that this worker holds, begun or not."""
     try:
-        for chunk in in_hand():
-            give_back(settings, chunk)
+        for chunk in current_chunks():
+            return_chunk(settings, chunk)
     except (redis.RedisError, ServiceError) as error:
-        log.warning("what is in hand cannot be given back; it is repeated when its lease ends", error=str(error))
+        log.warning("chunks not returned: they are repeated when their leases expire", error=str(error))
 
 
-def give_back(settings: Settings, chunk: Chunk) -> None:
-    """Give back what has no result yet of a chunk that this worker has, so that it is repeated at once."""
+def return_chunk(settings: Settings, chunk: Chunk) -> None:
+    """Return the items without result of a chunk that this worker holds, so that they are repeated at once."""
     worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
-    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="the worker was asked to end")
+    report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown")
     leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
-    if leases.give_back(chunk.id, report.model_dump_json(exclude_defaults=True)):
-        log.warning("a chunk was given back unfinished", chunk=chunk.id, items=len(chunk.items))
+    if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
+        log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
 
-def in_hand() -> list[Chunk]:
+def current_chunks() -> list[Chunk]:
     """The chunks that this worker's parent process holds messages of."""
     chunks: dict[str, Chunk] = {}
-    for arguments in celery_internals.arguments_in_hand():
+    for arguments in celery_internals.current_task_arguments():
         try:
             chunk = Chunk.model_validate_json(arguments["chunk"])
         except (KeyError, TypeError, ValueError):
@@ -106,25 +108,25 @@ def in_hand() -> list[Chunk]:
 
 
 def leave_when_empty(app: Celery, queues: Sequence[str]) -> None:
-    """Ask this worker to end, from a thread, as soon as its queues have been empty for a moment with nothing in hand."""
+    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no chunk is current."""
     ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     threading.Thread(target=_watch, args=(lambda: _is_idle(app, queues), ask), name="once", daemon=True).start()
 
 
-def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _LOOK_EVERY_S) -> None:
+def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _POLL_EVERY_S) -> None:
     quiet = 0
-    while quiet < _QUIET_LOOKS:
+    while quiet < _IDLE_POLLS:
         time.sleep(pause_s)
         quiet = quiet + 1 if idle() else 0
     leave()
 
 
 def _is_idle(app: Celery, queues: Sequence[str]) -> bool:
-    if celery_internals.arguments_in_hand():
+    if celery_internals.current_task_arguments():
         return False
     try:
         with app.connection_for_read() as connection:
             return not any(queue_depth(connection, queue) for queue in queues)
-    except Exception as error:  # each transport has its own; a broker that is away may still have work
-        log.warning("the queues cannot be looked at", error=str(error))
+    except Exception as error:  # each transport raises its own; an unreachable broker may still hold chunks
+        log.warning("queue depth unknown", error=str(error))
         return False

@@ -1,4 +1,4 @@
-"""What one Celery worker has: the queues that its machine can serve, its control, its end, the state of its processes."""
+"""One Celery worker: the queues that its machine can serve, its control, its shutdown, the state of its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 def or_exit(call: Callable[[], _T]) -> _T:
-    """What `call` returns; a worker that cannot start says why in one sentence, and ends."""
+    """The result of `call`; on an error prints one sentence and exits."""
     try:
         return call()
     except TunaError as error:
@@ -42,7 +42,7 @@ def or_exit(call: Callable[[], _T]) -> _T:
 
 
 class Worker:
-    """A worker's main process, and what its pool processes begin with. A process that only sends makes one in vain."""
+    """A worker's main process, and the state that its pool processes inherit. Unused in a process that only sends tasks."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
         self._app = app
@@ -51,22 +51,22 @@ class Worker:
         self._queues: list[str] = []
         self._device = ""
         self._control: ControlListener | None = None
-        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.give_back_all(settings))
+        self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
         self.process = WorkerProcess(settings, self._served)
 
     def connect_signals(self) -> None:
-        """Take part in the life of Celery's worker."""
-        # Celery holds handlers weakly unless it is told otherwise.
+        """Connect the handlers of Celery's worker signals."""
+        # By default Celery keeps weak references to handlers.
         signals.celeryd_init.connect(self._start_services, weak=False)
         signals.setup_logging.connect(self._set_up_logs, weak=False)
-        signals.celeryd_after_setup.connect(self._serve_what_this_machine_can, weak=False)
-        signals.worker_ready.connect(self._be_controlled, weak=False)
+        signals.celeryd_after_setup.connect(self._set_queues, weak=False)
+        signals.worker_ready.connect(self._start_control, weak=False)
         signals.worker_process_init.connect(self._start_process, weak=False)
         signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
     def _start_services(self, **_: Any) -> None:
         self._set_up_logs()
-        logging.captureWarnings(True)  # Celery's own would be no JSON
+        logging.captureWarnings(True)  # Celery's own handler does not write JSON
         die_with_parent("worker")
         or_exit(lambda: ensure_services(self._settings))
         or_exit(lambda: connect(self._settings))
@@ -75,8 +75,8 @@ class Worker:
         level = logging.getLevelName(loglevel) if isinstance(loglevel, int) else loglevel or self._settings.log_level
         logs.configure(level, self._settings.log_format, logfile)
 
-    def _serve_what_this_machine_can(self, **_: Any) -> None:
-        # Celery logs what a signal handler raises and goes on; a worker on the wrong queues must not.
+    def _set_queues(self, **_: Any) -> None:
+        # Celery only logs errors of signal handlers; a worker on the wrong queues must exit.
         or_exit(self._choose_queues)
 
     def _choose_queues(self) -> None:
@@ -95,12 +95,12 @@ class Worker:
                 ]
                 raise TunaError(f"This machine can serve no {name} queue. {' '.join(reasons)}")
             celery_internals.replace_queue(self._app, name, names)
-        # Found out once, before the pool processes are made.
+        # Determined once, before the fork of the pool processes.
         self._queues = celery_internals.consumed_queues(self._app)
         self._device = self._served.device_name(self._queues)
 
-    def _be_controlled(self, sender: Any, **_: Any) -> None:
-        """Comes again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
+    def _start_control(self, sender: Any, **_: Any) -> None:
+        """Called again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
         self._shutdown.install()
         if self._control is None:
             name = self._settings.worker_name or socket.gethostname()
@@ -111,7 +111,7 @@ class Worker:
             shutdown.leave_when_empty(self._app, celery_internals.consumed_queues(self._app))
 
     def _start_process(self, **_: Any) -> None:
-        # When the worker is killed its pool must not go on measuring beside the worker that replaces it.
+        # After a kill of the worker its pool must not measure concurrently with the replacement.
         die_with_parent("pool", always=True)
         self.process = WorkerProcess(self._settings, self._served)
         with contextlib.suppress(TunaError):
@@ -128,6 +128,6 @@ class Worker:
         except (KeyError, ValueError):
             return
         if self._shutdown.asked:
-            shutdown.give_back(self._settings, chunk)
+            shutdown.return_chunk(self._settings, chunk)
         else:
             Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)

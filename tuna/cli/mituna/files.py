@@ -42,7 +42,7 @@ def import_db(
     "-m", "--master_file", type=_PATH, required=True, help="The database that is added to, or a folder of them."
 )
 @click.option("-t", "--target_file", type=_PATH, required=True, help="The database whose entries win.")
-@click.option("-p", "--perf_db", is_flag=True, expose_value=False, help="Ignored: the kind is told from the files.")
+@click.option("-p", "--perf_db", is_flag=True, expose_value=False, help="Ignored: the kind is detected from the files.")
 @click.option("-f", "--find_db", is_flag=True, expose_value=False, help="Ignored, likewise.")
 @click.option("-b", "--bin_cache", is_flag=True, expose_value=False, help="Ignored, likewise.")
 @click.option("-k", "--keep_keys", is_flag=True, help="Where both have a key, keep the master's other entries.")

@@ -118,7 +118,7 @@ def _execute(library: str, given: dict[str, Any]) -> int:
 
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
-    """Enqueue, or be a worker: the two terminals of the seeds."""
+    """Enqueue, or run a worker: the two terminals of the seeds."""
     from tuna.libraries.registry import get_library
     from tuna.sandbox.cores import compile_cpus
     from tuna.vocabulary import Resource
@@ -152,7 +152,7 @@ def _add_tables(_: str, __: dict[str, Any]) -> None:
 
 
 def _status(library: str, _: dict[str, Any]) -> int:
-    """What this machine and its services can do for the library, then its sessions; 1 if something must change."""
+    """Check this machine and its services for the library, then list its sessions; 1 if something must change."""
     found = api.doctor(library)
     show.findings(found)
     show.sessions([session for session in api.status() if session.library == library])
@@ -168,7 +168,7 @@ def _remote_exec(_: str, given: dict[str, Any]) -> int:
     return 0 if all(answer.ok for answer in answers) else 1
 
 
-#: What each option that says what to do does, with the library and all options; None means exit code 0.
+#: Handler of each action option, called with the library and all options; None means exit code 0.
 _ACTIONS: dict[str, Callable[[str, dict[str, Any]], int | None]] = {
     "add_tables": _add_tables,
     "init_session": _init_session,

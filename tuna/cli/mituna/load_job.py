@@ -54,7 +54,7 @@ def load_job(
         raise BadInput("Say -A or -s, not both.")
     facts: dict[str, object] = dict(options.job_options((), candidates))
     if api.session_library(number) == "example":
-        # Its jobs have no layers of anybody's: -a and -n are only noted.
+        # Its jobs need no imported layers: -a and -n are only recorded.
         show.loaded(api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu)))
         return 0
     if (tag is None) != all_configs:

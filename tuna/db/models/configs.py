@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from tuna.db.models.base import Base, table, text
 from tuna.db.types import utc_now
 
-#: Lengths of the columns of `config` that a kind which somebody brings might exceed.
+#: Lengths of the columns of `config` that a kind of a plug-in might exceed.
 CONFIG_CHARS = {"json": 4096, "driver": 2048, "label": 255}
 
 

@@ -1,4 +1,4 @@
-"""A library to copy from: it runs one program (`rocminfo`, or what TUNA_EXAMPLE_PROGRAM names) and takes its time."""
+"""Example library, a template for plug-ins: it times one program (`rocminfo`, or what TUNA_EXAMPLE_PROGRAM names)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ["MiopenLibrary"]
 
 
 def __getattr__(name: str) -> Any:
-    """The library, imported lazily: importing only MIOpen's keys and formats stays cheap."""
+    """The library, imported lazily: users of only MIOpen's keys and formats do not pay for it."""
     if name != "MiopenLibrary":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tuna.libraries.miopen.library import MiopenLibrary

@@ -1,7 +1,7 @@
 """MIOpen as a library of Tuna: fin compiles on any machine that has it and measures on the GPU.
 
-A job is a config with a solver. Jobs of a chunk that share a config are one call of fin; where that call dies, each
-gets a call of its own, so that a solver that takes fin down loses nothing but itself.
+A job is a config with a solver. Jobs of a chunk that share a config are one call of fin; if that call dies, each
+is repeated in a separate call, so that a solver that crashes fin fails alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
-#: Configs in one question about applicability: fin answers some hundreds in half a second.
+#: Configs of one applicability call: fin answers some hundreds in half a second.
 _BLOCK = 500
 _ASK_TIMEOUT_S = 600.0
 #: Limit of one call of fin by step; a job option `timeout_s` replaces it.
@@ -56,7 +56,7 @@ Layer = ConvConfig | BatchNormConfig
 
 
 class MiopenOptions(JobOptions):
-    """What a user may ask of MIOpen's jobs."""
+    """Job options of MIOpen."""
 
     timeout_s: float | None = Field(
         None, gt=0, le=604_800, description="limit of one call of fin; default: by step, from 300 to 3600"
@@ -104,7 +104,7 @@ class MiopenLibrary(Library):
                 ) from None
 
     def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        """What fin says, in blocks that run side by side; a config that takes fin down has no applicable solver."""
+        """By fin, in blocks that run concurrently; a config that crashes fin has no applicable solver."""
         blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             place = Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
@@ -118,7 +118,7 @@ class MiopenLibrary(Library):
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
-        # Items with params of this session are asked apart: fin then sees no system database but theirs.
+        # Items with params of this session get a separate call: fin then sees no other system database.
         for _, group in itertools.groupby(items, key=lambda item: (item.config, item.known_params is not None)):
             together = list(group)
             # fin tunes only the first of several solvers.
@@ -153,7 +153,7 @@ def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tu
         if len(block) > 1:
             half = len(block) // 2
             return _applicable(block[:half], where, place) + _applicable(block[half:], where, place)
-        log.error("fin cannot say which solvers apply", layer=block[0].label, reason=str(error), tail=error.tail[-500:])
+        log.error("applicability failed in fin", layer=block[0].label, reason=str(error), tail=error.tail[-500:])
         return [(block[0], [])]
     return list(zip(block, found, strict=True))
 
@@ -227,7 +227,7 @@ def _perf_db(known: Mapping[str, str | None], layer: Layer, arch: str, num_cu: i
 
 @dataclass(frozen=True)
 class _Ready:
-    """An item with what its compile step made, as fin takes it."""
+    """An item with the output of its compile step, in the form of fin's input."""
 
     item: WorkItem
     made: kernels.Compiled
@@ -295,7 +295,7 @@ def _measured(
         found = answers.measured(answer, step, item.solver)
     except Failure as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
-    # The kernels in the answer of a perf step are those of the params before tuning: never believe them.
+    # The kernels in the answer of a perf step are those of the params before tuning: never use them.
     code = made.kernels if _kind(step) == "find" else made.param_independent
     trial = Trial(index=_TRIAL[_kind(step)], params=found.params, times_ms=(found.time_ms,), time_ms=found.time_ms)
     return result_of(
@@ -325,9 +325,9 @@ def _each_or_failure(
     error: FinFailed,
     started_at: float,
 ) -> Iterator[StepResult]:
-    """Each item by itself after a call that died; the failure, if it was one item's."""
+    """Repeat each item alone after a call that died; the failure, if it was a single item's."""
     if len(items) > 1:
-        log.warning("fin died; each solver is asked alone", step=step, solvers=len(items), reason=str(error))
+        log.warning("fin died: solvers repeated one by one", step=step, solvers=len(items), reason=str(error))
         for item in items:
             yield from work(step, [item], context)
         return

@@ -1,7 +1,7 @@
 """Imports TVM without its 23 seconds of tensor intrinsics that no CPU of this architecture uses.
 
 `tvm.s_tir.tensor_intrin` parses the intrinsics of every device when it is first imported, which each TuneContext does. Here an
-empty package takes its place and only the modules for the host are imported. It leans on how that package lies on disk
+empty package takes its place and only the modules for the host are imported. It depends on the layout of that package
 in the pinned version; where that differs the plain import is used, which is slow and right.
 """
 
@@ -33,7 +33,7 @@ def import_intrinsics(wanted: tuple[str, ...] | None = None) -> bool:
             raise ImportError("no list of intrinsics for this machine")
         for name in names:
             importlib.import_module(f"{_PACKAGE}.{name}")
-    except Exception:  # whatever a changed package does, the plain import below is the answer
+    except Exception:  # with any changed package the plain import below is the fallback
         for name in [name for name in sys.modules if name.startswith(_PACKAGE)]:
             del sys.modules[name]
         importlib.import_module(_PACKAGE)

@@ -1,4 +1,4 @@
-"""What compiles for TVM: candidates from the MetaSchedule space, built to shared libraries. Imports TVM.
+"""The TVM compile child: candidates from the MetaSchedule space, built to shared libraries. Imports TVM.
 
 Proposals are a function of (layer, solver, target, seed, count), so that a child which replaces a crashed one proposes
 the same candidates again.
@@ -98,5 +98,5 @@ def host() -> dict[str, Any]:
     return {"mcpu": str(codegen.llvm_get_system_cpu())}
 
 
-#: For a child that is asked by `environment`.
+#: Handlers of the child that `environment` calls.
 HANDLERS = {"host": host}

@@ -1,4 +1,4 @@
-"""What is installed here for TVM, told without importing it: versions from package metadata, the CPU from the kernel."""
+"""The TVM installation, found without importing it: versions from package metadata, the CPU from the kernel."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _cpu() -> tuple[str, str]:
 
 
 def _mcpu(tvm: str, model: str, flags: str) -> str:
-    """LLVM's name of this CPU. Asking takes the seconds of an import of TVM, so the answer is kept in TUNA_HOME."""
+    """LLVM's name of this CPU. It takes an import of TVM (seconds), so it is cached in TUNA_HOME."""
     key = hashlib.sha256(json.dumps([tvm, model, flags]).encode()).hexdigest()[:16]
     cache = get_settings().home / "cache" / f"tvm-cpu-{key}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -80,7 +80,7 @@ def _mcpu(tvm: str, model: str, flags: str) -> str:
         raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
     finally:
         child.close()
-    with contextlib.suppress(OSError):  # without a cache it is asked again next time
+    with contextlib.suppress(OSError):  # without a cache it is determined again next time
         cache.parent.mkdir(parents=True, exist_ok=True)
         temporary = cache.with_suffix(f".{uuid.uuid4().hex}.tmp")
         temporary.write_text(json.dumps({"mcpu": mcpu}))

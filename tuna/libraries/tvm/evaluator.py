@@ -1,4 +1,4 @@
-"""What runs and times TVM's compiled candidates. Imports TVM."""
+"""Loads and times TVM's compiled candidates. Imports TVM."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ class LibraryContract:
     def test_the_command_line_repeats_the_job_when_pasted(
         self, library: Library, turns: list[Turn], tmp_path: Path
     ) -> None:
-        """The first job that went well, through its steps, in a process of its own."""
+        """The first job that succeeded, through its steps, in another process."""
         if not self.installed:
             assert library.name not in registry.names()
             return
@@ -290,7 +290,7 @@ class LibraryContract:
         assert all(result.ok for result in results)
 
     def test_it_can_be_closed_twice(self, library: Library, turns: list[Turn]) -> None:
-        """At the end, by whoever ends first."""
+        """More than one owner may close it at the end."""
         library.close()
         library.close()
 

@@ -15,7 +15,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.sandbox.cores import eval_cpus
 
-#: A job that has not ended after so many steps goes round in circles.
+#: Maximum number of steps of a job, against endless loops.
 MAX_STEPS = 100
 
 

@@ -1,7 +1,7 @@
 """The contract of `ArtifactStore` as a pytest class.
 
 A subclass gives `store`, `elsewhere` (the same store as another process on another machine has it), how to damage and remove
-what is kept, and a store that has no room left.
+its entries, and a full store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StoreContract:
 
     @pytest.fixture
     def full(self) -> ArtifactStore:
-        """A store without room for one more byte."""
+        """A full store."""
         raise NotImplementedError("a subclass says how its store is filled")
 
     @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ class StoreContract:
         assert store.get(digest) == elsewhere.get(digest) == b"code"
 
     def test_a_full_store_says_so_and_keeps_nothing_of_it(self, full: ArtifactStore) -> None:
-        """A worker then gives its work back."""
+        """A worker then returns its chunk."""
         data = b"more" * 50_000
         with pytest.raises(StorageFull):
             full.put(data)

@@ -33,7 +33,7 @@ def check(files: Mapping[str, Sequence[Path]], known: Known, findings: Findings)
     - kernel db: every blob unpacks to its size and MD5, no name and arguments come twice, the journal is no WAL, and no
       arguments name target features
 
-    A find db does not say which kernels it needs: `known.kernels_of` tells what sessions recorded.
+    A find db does not say which kernels it needs: `known.kernels_of` has those that sessions recorded.
     """
     _Check(known, findings).run(files)
 

@@ -1,4 +1,4 @@
-"""What is in the names of MIOpen's database files: the device, and the backend."""
+"""Names of MIOpen's database files: the device, and the backend."""
 
 from __future__ import annotations
 

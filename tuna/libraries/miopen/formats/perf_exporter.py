@@ -1,4 +1,4 @@
-"""The perf db as an export: the best params of each tunable solver for each row that MIOpen tells apart."""
+"""The perf db as an export: the best params of each tunable solver for each row that MIOpen distinguishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which results stand in MIOpen's databases: the options of its forms, and one result for each key and solver."""
+"""Selects the results for MIOpen's databases: the options of its forms, and one result for each key and solver."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def one_each(entries: list[tuple[Any, ...]], mixed: bool, skipped: Counter[str])
 
 
 def without_key(source: ResultSource) -> Iterator[tuple[str, int]]:
-    """Why results have no place in a database of MIOpen's, and how many."""
+    """Counts of results that a database of MIOpen's cannot hold, by reason."""
     for kind, count in source.kinds_without_key().items():
         yield f"MIOpen has no key for a {kind} config", count

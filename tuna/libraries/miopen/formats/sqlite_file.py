@@ -1,4 +1,4 @@
-"""SQLite files that come out byte for byte the same whenever the same rows go in."""
+"""Reproducible SQLite files: the same rows give the same bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUE_LIMIT_BYTES = 1 << 28
 
 @contextlib.contextmanager
 def create(path: Path) -> Iterator[sqlite3.Connection]:
-    """An open transaction on a new database in the empty file `path`; committed when the block ends well.
+    """An open transaction on a new database in the empty file `path`; committed when the block succeeds.
 
     One transaction, so that the change counter in the header is always the same. No journal and no syncing: the file
     is temporary until it is renamed. Free bytes are zeroed.
