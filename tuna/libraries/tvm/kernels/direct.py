@@ -50,7 +50,9 @@ class DirectParams:
     columns: int  #: of the tile
     blocks: int  #: of output channels in the tile
     unroll: int  #: input channels in a step of the reduction
-    rows_first: int  #: 1: all output channels of a row group before the next; 0: all rows of a block group before the next
+    rows_first: (
+        int  #: 1: all output channels of a row group before the next; 0: all rows of a block group before the next
+    )
 
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
@@ -165,7 +167,9 @@ def _tiles(width: int, shape: ConvShape, machine: Machine) -> list[tuple[int, in
     """Tiles of (rows, columns, blocks) whose sums, weights and one broadcast fit into the registers."""
     found = []
     for columns in (size for size in range(1, min(width, _MAX_COLUMNS) + 1) if width % size == 0):
-        for rows in (size for size in (1, 2, 4, 7) if shape.out_size[0] % size == 0 and (size == 1 or columns == width)):
+        for rows in (
+            size for size in (1, 2, 4, 7) if shape.out_size[0] % size == 0 and (size == 1 or columns == width)
+        ):
             for blocks in (size for size in range(1, 9) if shape.group_out_blocks % size == 0):
                 spare = blocks + 1 if blocks > 1 else 2
                 if rows * columns * blocks + spare <= machine.registers:

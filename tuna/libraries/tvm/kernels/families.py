@@ -11,7 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.tvm.kernels import direct, winograd
+from tuna.libraries.tvm.kernels import depthwise, direct, winograd
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -71,8 +71,14 @@ def _winograd(outputs: int) -> Family:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
+        Family("direct", direct.applies, direct.pack_weights, direct.workload, direct.space, direct.schedule),
         Family(
-            "direct", direct.applies, direct.pack_weights, direct.workload, direct.space, direct.schedule
+            "depthwise",
+            depthwise.applies,
+            depthwise.pack_weights,
+            depthwise.workload,
+            depthwise.space,
+            depthwise.schedule,
         ),
         *(_winograd(outputs) for outputs in winograd.OUTPUTS),
     )

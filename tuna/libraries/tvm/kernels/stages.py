@@ -78,9 +78,7 @@ def answer(accumulated: Any, layer: Layer) -> Any:
         return te.compute(shape.native_output(), lambda *index: accumulated[index], name=OUT)
     size = shape.block
     if shape.out_layout.endswith("C"):
-        return te.compute(
-            shape.layer_output(), lambda n, h, w, k: accumulated[n, k // size, h, w, k % size], name=OUT
-        )
+        return te.compute(shape.layer_output(), lambda n, h, w, k: accumulated[n, k // size, h, w, k % size], name=OUT)
     return te.compute(shape.layer_output(), lambda n, k, h, w: accumulated[n, k // size, h, w, k % size], name=OUT)
 
 

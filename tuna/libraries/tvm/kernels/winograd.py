@@ -93,7 +93,9 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
-        lambda n, c, h, w, row, col, i: _input_row(matrices.input, row, lambda j: data[n, c, h * m + j, w * m + col, i]),
+        lambda n, c, h, w, row, col, i: _input_row(
+            matrices.input, row, lambda j: data[n, c, h * m + j, w * m + col, i]
+        ),
         name=_DOWN,
     )
     across = te.compute(
@@ -111,9 +113,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     )
     up = te.compute(
         (batch, outs, high, wide, m, size, shape.block),
-        lambda n, k, h, w, y, col, lane: _output_row(
-            matrices.output, y, lambda j: product[n, j, col, k, h, w, lane]
-        ),
+        lambda n, k, h, w, y, col, lane: _output_row(matrices.output, y, lambda j: product[n, j, col, k, h, w, lane]),
         name=_UP,
     )
     along = te.compute(
@@ -188,9 +188,7 @@ def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
 def space(layer: Layer, outputs: int) -> list[WinogradParams]:
     """The points worth trying, by estimate, the best first."""
     high, wide = tile_counts(layer, outputs)
-    found = [
-        (_cycles(layer, outputs, tile), -tile[2], tile) for tile in _register_tiles(layer, high, wide)
-    ]
+    found = [(_cycles(layer, outputs, tile), -tile[2], tile) for tile in _register_tiles(layer, high, wide)]
     tiles = [tile for *_, tile in sorted(found)]
     unrolls = [unroll for unroll in _UNROLLS if layer.shape.in_block % unroll == 0]
     points = [WinogradParams(*tile, unroll) for unroll in unrolls for tile in tiles[: _POINTS // 2]]
@@ -266,7 +264,11 @@ def _output_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
 
 def _weighted(parts: list[tuple[Fraction, Any]]) -> Any:
     """The sum of factor times operand, None if every factor is zero."""
-    terms = [operand if factor == 1 else operand * tirx.const(float(factor), "float32") for factor, operand in parts if factor]
+    terms = [
+        operand if factor == 1 else operand * tirx.const(float(factor), "float32")
+        for factor, operand in parts
+        if factor
+    ]
     return reduce(lambda a, b: a + b, terms) if terms else None
 
 

@@ -1,0 +1,146 @@
+"""Every kernel of every family answers as NumPy does, whatever the layer, the layout, the vector width and the point."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuna.configs import ConvConfig, GemmConfig, from_json
+from tuna.libraries.tvm import reference
+
+if find_spec("tvm") is None:
+    pytest.skip("TVM is not installed: pip install '.[tvm]'", allow_module_level=True)
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import codegen
+
+from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
+from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
+from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+
+#: Direct sums in fp32 of a few hundred terms.
+ROUNDING = 5e-6
+CPUS = {"x86_64": ("x86-64", "haswell", "skylake-avx512"), "aarch64": ("generic",)}
+FEATURES = {"x86-64": "sse2", "haswell": "avx2", "skylake-avx512": "avx512f", "generic": "neon"}
+TUNED = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+def target_of(mcpu: str, **options: Any) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1, **options})
+
+
+@functools.cache
+def runnable() -> list[Any]:
+    """Targets of each vector width that this machine can run."""
+    host = target_of(str(codegen.llvm_get_system_cpu()))
+    here = {str(name) for name in codegen.llvm_get_cpu_features(host)}
+    names = CPUS.get(platform.machine(), ())
+    return [target_of(name) for name in names if FEATURES[name] in here] or [host]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> ConvConfig:
+    """Small layers: odd sizes, groups, dilation, stride, different padding down and across, both layouts."""
+    small, one_or_two = st.integers(1, 3), st.integers(1, 2)
+    layout = draw(st.sampled_from(("NCHW", "NHWC")))
+    height, width = draw(st.integers(1, 13)), draw(st.integers(1, 19))
+    fil_h, fil_w = draw(st.sampled_from(((1, 1), (3, 3), (3, 3), (1, 3), (5, 2))))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 4)))
+    channels, filters = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    dilation = draw(one_or_two)
+    found = {
+        "kind": "convolution",
+        "batchsize": draw(one_or_two),
+        "in_channels": channels * groups,
+        "out_channels": filters * groups,
+        "group_count": groups,
+        "in_h": max(height, (fil_h - 1) * dilation + 1),
+        "in_w": max(width, (fil_w - 1) * dilation + 1),
+        "fil_h": fil_h,
+        "fil_w": fil_w,
+        "pad_h": draw(small) - 1,
+        "pad_w": draw(small) - 1,
+        "conv_stride_h": draw(one_or_two),
+        "conv_stride_w": draw(one_or_two),
+        "dilation_h": dilation,
+        "dilation_w": dilation,
+        **dict.fromkeys(("in_layout", "fil_layout", "out_layout"), layout),
+    }
+    if draw(st.booleans()):  # what Winograd takes
+        found |= dict.fromkeys(("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1)
+    elif draw(st.integers(0, 3)) == 0:  # depthwise
+        found |= {"group_count": found["in_channels"], "out_channels": found["in_channels"] * draw(one_or_two)}
+    config = from_json(found)
+    assert isinstance(config, ConvConfig)
+    return config
+
+
+def run(module: Any, target: Any, arguments: list[Any]) -> Any:
+    """The last argument after a run; a run on NaN went before, so that the workspace was full of it."""
+    built = tvm.tirx.build(module, target=target)
+    built["main"](*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arguments))
+    tensors = [tvm.runtime.tensor(array) for array in arguments]
+    built["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+@TUNED
+@given(data=st.data(), config=convolutions())
+def test_a_convolution_answers_as_the_reference(data: st.DataObject, config: ConvConfig) -> None:
+    target = data.draw(st.sampled_from(runnable()), label="target")
+    mode = data.draw(st.sampled_from(Mode), label="mode")
+    cpu = machine.from_target(target)
+    layer = Layer(shape.of(config, cpu.floats), mode, cpu)
+    families = [family for family in FAMILIES.values() if family.applies(layer.shape, mode)]
+    if not families:
+        return
+    family = data.draw(st.sampled_from(families), label="family")
+    points = family.space(layer)
+    index = data.draw(st.integers(0, len(points) - 1), label="point")
+    problem = reference.make(config)
+    x, w = problem.inputs
+    weights = family.pack_weights(layer.shape, channels_first(w, config.fil_layout))
+    native = mode is Mode.NATIVE
+    blank = np.full(layer.shape.native_output(), np.nan, np.float32) if native else problem.blank()
+    found = run(
+        family.candidate(layer, index).mod, target, [block_input(layer.shape, x) if native else x, weights, blank]
+    )
+    answer = unblock_output(layer.shape, found) if native else found
+    limit = winograd.ERROR_BOUND[int(family.name[-1])] if family.name.startswith("winograd") else ROUNDING
+    assert problem.error(answer) <= limit
+
+
+@TUNED
+@given(data=st.data())
+def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
+    size = st.integers(1, 70)
+    config = GemmConfig(
+        m=data.draw(size, label="m"),
+        n=data.draw(size, label="n"),
+        k=data.draw(size, label="k"),
+        batch_count=data.draw(st.integers(1, 2), label="batch"),
+        trans_a=data.draw(st.booleans(), label="trans_a"),
+        trans_b=data.draw(st.booleans(), label="trans_b"),
+    )
+    target = data.draw(st.sampled_from(runnable()), label="target")
+    product = gemm.Product(config, data.draw(st.sampled_from(Mode), label="mode"), machine.from_target(target))
+    params = data.draw(st.sampled_from(gemm.space(product)), label="point")
+    problem = reference.make(config)
+    a, b = problem.inputs
+    sch = Schedule(gemm.workload(product))
+    gemm.schedule(sch, product, params)
+    packed = gemm.pack_weights(product, b) if product.mode is Mode.NATIVE else b
+    assert problem.error(run(sch.mod, target, [a, packed, problem.blank()])) <= ROUNDING
