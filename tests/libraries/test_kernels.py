@@ -20,7 +20,6 @@ if find_spec("tvm") is None:
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 from tvm.target import codegen
 
 from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
