@@ -1,9 +1,9 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = padded copy of X, N C/b H W b                    (none where X can be read in place)
+    D = copy of X with its columns padded, N C/b H W b   (none where X can be read in place)
     for n, block group of K, row group, column group:    (or the rows before the blocks)       parallel
         acc[blocks][rows][columns][b] = 0                                                     registers
-        for C/b, ry, rx, channel in the block:                                    by 1, 2 or 4 unrolled
+        for ry, C/b, rx, channel in the block:     (ry not in the padding)        by 1, 2 or 4 unrolled
             for row, column of the tile:                                                       unrolled
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
                 for block of the group:                                                        unrolled
@@ -34,6 +34,8 @@ from tuna.libraries.tvm.kernels.stages import Layer
 _FMA_LATENCY = 4
 #: Cycles in which a core reads one line from L2 when it streams.
 _L2_LINE_CYCLES = 2.0
+#: Share of rows of taps in the padding above which they are left out.
+_SKIPPED = 0.02
 _UNROLLS = (1, 4, 2)
 _SUMS = "sums"
 #: Widest tile of pixels in one row.
@@ -79,51 +81,58 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, Y)`."""
     shape = layer.shape
-    width = padded_width(layer)
-    (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
+    width, (height, _), (rows, columns) = padded_width(layer), shape.in_size, shape.filter
+    (sh, sw), (dh, dw), (ph, pw) = shape.stride, shape.dilation, shape.pad
     x = stages.placeholder_of_input(layer)
     w = te.placeholder((shape.out_blocks, shape.in_blocks, rows, columns, shape.in_block, shape.block), name="W")
     read = stages.reader(x, layer)
+    skips = skips_rows(layer)
+    first = ph if skips else 0
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
             data, (sh, sw) = stages.padded_copy(read, shape, (shape.out_size[0], width), shape.stride), (1, 1)
         else:
-            extent = ((shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1, (width - 1) * sw + (columns - 1) * dw + 1)
-            data = stages.padded_copy(read, shape, extent)
+            high = height if skips else (shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1
+            extent = (high, (width - 1) * sw + (columns - 1) * dw + 1)
+            data = stages.padded_copy(read, shape, extent, pad=(ph - first, pw))
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
     per_group = shape.group_out_blocks
-    sums = te.compute(
-        (shape.batch, shape.out_blocks, shape.out_size[0], width, shape.block),
-        lambda n, k, h, v, lane: te.sum(
-            read(n, tirx.floordiv(k, per_group) * shape.in_blocks + c, h * sh + ry * dh, v * sw + rx * dw, i)
-            * w[k, c, ry, rx, i, lane],
-            axis=[c, ry, rx, i],
-        ),
-        name=_SUMS,
-    )
-    return stages.module_of([x, w, stages.answer(sums, layer)])
+
+    def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
+        row = h * sh + ry * dh - first
+        block = tirx.floordiv(k, per_group) * shape.in_blocks + c
+        value = read(n, block, row, v * sw + rx * dw, i) * w[k, c, ry, rx, i, lane]
+        if skips:
+            value = tirx.if_then_else(tirx.all(row >= 0, row < height), value, tirx.const(0.0, "float32"))
+        return te.sum(value, axis=[ry, c, rx, i])
+
+    extents = (shape.batch, shape.out_blocks, shape.out_size[0], width, shape.block)
+    return stages.module_of([x, w, stages.answer(te.compute(extents, term, name=_SUMS), layer)])
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     """Apply a point of the space to a schedule of `workload(layer)`."""
     sums = sch.get_sblock(_SUMS)
-    n, k, h, v, lane, c, ry, rx, i = sch.get_loops(sums)
+    n, k, h, v, lane, ry, c, rx, i = sch.get_loops(sums)
     k, kn = sch.split(k, [None, params.blocks])
     h, hn = sch.split(h, [None, params.rows])
     v, vn = sch.split(v, [None, params.columns])
     i, step = sch.split(i, [None, params.unroll])
     outer = [n, h, k, v] if params.rows_first else [n, k, h, v]
-    sch.reorder(*outer, c, ry, rx, i, step, hn, vn, kn, lane)
+    sch.reorder(*outer, ry, c, rx, i, step, hn, vn, kn, lane)
     sch.set_scope(sums, 0, "local")
-    stages.schedule_answer(sch, layer, outer[-1], len(outer))
+    stages.schedule_answer(sch, layer, v, len(outer))
     for loop in (step, hn, vn, kn):
         sch.unroll(loop)
     sch.vectorize(lane)
-    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), len(outer))
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, ry), len(outer))
     if copies(layer):
         stages.schedule_pad(sch, layer)
+    if skips_rows(layer):
+        for loop in (h, ry):
+            sch.annotate(loop, "pragma_loop_partition_hint", 1)
     if layer.machine.cores > 1:
         sch.parallel(sch.fuse(*outer[:3]))
 
@@ -131,9 +140,26 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input."""
     shape = layer.shape
-    if any(shape.pad) or stages.ragged(shape) or padded_width(layer) > shape.out_size[1]:
+    rows = shape.pad[0] > 0 and not skips_rows(layer)
+    if rows or shape.pad[1] or stages.ragged(shape) or padded_width(layer) > shape.out_size[1]:
         return True
     return layer.mode is Mode.LAYER and not shape.in_layout.endswith("C") and not shape.image
+
+
+def skips_rows(layer: Layer) -> bool:
+    """Whether rows of taps that fall into the padding are left out, and not multiplied with zeros.
+
+    The loops over row groups and rows of taps are split for it where the condition changes (TVM's LoopPartition), which a
+    parallel loop cannot be. Where few taps are in the padding it is not worth the code.
+    """
+    shape = layer.shape
+    if shape.pointwise or layer.machine.cores > 1:
+        return False
+    rows = [
+        h * shape.stride[0] + ry * shape.dilation[0] for h in range(shape.out_size[0]) for ry in range(shape.filter[0])
+    ]
+    outside = sum(not 0 <= row - shape.pad[0] < shape.in_size[0] for row in rows)
+    return outside > _SKIPPED * len(rows)
 
 
 def padded_width(layer: Layer) -> int:

@@ -49,12 +49,18 @@ def ragged(shape: ConvShape) -> bool:
     return shape.in_blocks * shape.in_block > shape.group_in
 
 
-def padded_copy(read: Reader, shape: ConvShape, extent: tuple[int, int], step: tuple[int, int] = (1, 1)) -> Any:
+def padded_copy(
+    read: Reader,
+    shape: ConvShape,
+    extent: tuple[int, int],
+    step: tuple[int, int] = (1, 1),
+    pad: tuple[int, int] | None = None,
+) -> Any:
     """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; zero outside the input.
 
-    `step` takes every second, third, ... row and column only.
+    `step` takes every second, third, ... row and column only; `pad` is another padding than the layer's.
     """
-    (ph, pw), (height, width), (sh, sw) = shape.pad, shape.in_size, step
+    (ph, pw), (height, width), (sh, sw) = pad or shape.pad, shape.in_size, step
 
     def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
         conditions = []

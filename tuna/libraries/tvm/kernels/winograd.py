@@ -199,7 +199,9 @@ def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, 
     """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers; tiles are part of a row or whole rows."""
     machine, found = layer.machine, []
     for rows in (size for size in range(1, high + 1) if high % size == 0):
-        for tiles in (size for size in range(1, 29) if wide % size == 0 or (size % wide == 0 and rows * wide % size == 0)):
+        for tiles in (
+            size for size in range(1, 29) if wide % size == 0 or (size % wide == 0 and rows * wide % size == 0)
+        ):
             for blocks in (size for size in range(1, 7) if layer.shape.out_blocks % size == 0):
                 if tiles * blocks + (blocks + 1 if blocks > 1 else 2) <= machine.registers:
                     found.append((rows, tiles, blocks))
