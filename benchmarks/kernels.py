@@ -52,6 +52,8 @@ _TURN_S = 0.008
 _FINALISTS = 3
 #: Within this of the best of all candidates the first eight should have one.
 _FIRST = 8
+#: Candidates that are direct sums at least, so that they can be compared alone.
+_DIRECT = 8
 
 
 @dataclass
@@ -172,26 +174,26 @@ def _judge(peak: Contestant, contestants: list[Contestant], rounds: int) -> None
 
 
 def _finalists(config: ConvConfig, mode: str, count: int) -> tuple[list[Contestant], float]:
-    """The best of a quick look at the candidates, all direct ones' best among them; and the best of each family's first
-    eight against the best of all."""
+    """The best of a quick look at the first `count` candidates, the best direct one among them; and the time of the best of all
+    as a share of that of the best of the first eight."""
     from tuna.libraries.tvm import reference
     from tuna.libraries.tvm.kernels import machine, shape
-    from tuna.libraries.tvm.kernels.families import FAMILIES
+    from tuna.libraries.tvm.kernels.families import ranked
     from tuna.libraries.tvm.kernels.stages import Layer
 
     target = _target()
     cpu = machine.from_target(target)
     layer = Layer(shape.of(config, cpu.floats), shape.Mode(mode), cpu)
     problem = reference.make(config)
-    families = [family for family in FAMILIES.values() if family.applies(layer.shape, layer.mode)]
     looks: list[tuple[float, int, Contestant]] = []
-    for family in families:
-        for index in range(min(len(family.space(layer)), max(_FIRST, count // len(families)))):
-            if len(looks) < count:
-                contestant = _build(family, layer, index, problem, target)
-                looks.append((contestant.calibrate(), index, contestant))
+    order = ranked(layer)
+    direct_ones = [point for point in order if not point[0].name.startswith("winograd")][:_DIRECT]
+    others = [point for point in order if point not in direct_ones][: count - len(direct_ones)]
+    for rank, (family, index) in enumerate(sorted(direct_ones + others, key=order.index)):
+        contestant = _build(family, layer, index, problem, target)
+        looks.append((contestant.calibrate(), rank, contestant))
     looks.sort(key=lambda look: look[0])
-    first = min(seconds for seconds, index, _ in looks if index < _FIRST)
+    first = min(seconds for seconds, rank, _ in looks if rank < _FIRST)
     direct = [contestant for *_, contestant in looks if contestant.direct][:1]
     chosen = [contestant for *_, contestant in looks[:_FINALISTS]]
     return chosen + [found for found in direct if found not in chosen], looks[0][0] / first

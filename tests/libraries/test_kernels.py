@@ -46,8 +46,8 @@ def runnable() -> list[Any]:
     """Targets of each vector width that this machine can run."""
     host = target_of(str(codegen.llvm_get_system_cpu()))
     here = {str(name) for name in codegen.llvm_get_cpu_features(host)}
-    names = CPUS.get(platform.machine(), ())
-    return [target_of(name) for name in names if FEATURES[name] in here] or [host]
+    names = [name for name in CPUS.get(platform.machine(), ()) if FEATURES[name] in here]
+    return [target_of(name, **{"num-cores": cores}) for name in names for cores in (1, 2)] or [host]
 
 
 @st.composite

@@ -96,14 +96,15 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     for loop in inner if _unrolled(params, layer.shape) <= _MAX_UNROLLED else (rx, hn, vn):
         sch.unroll(loop)
     sch.vectorize(lane)
-    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, inner[0]), 4)
+    image = sch.fuse(n, k)
+    if layer.machine.cores > 1:
+        sch.parallel(image)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, inner[0]), 3)
     if layer.mode is Mode.LAYER:
-        sch.compute_at(sch.get_sblock(stages.PAD), k, preserve_unit_loops=True)
+        sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
     for loop in (h, v):
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
-    if layer.machine.cores > 1:
-        sch.parallel(sch.fuse(n, k))
 
 
 def pads(shape: ConvShape) -> bool:
@@ -123,6 +124,15 @@ def space(layer: Layer) -> list[DepthwiseParams]:
                 cost = _loads(params, shape) + (0.0 if order == _TAPS_OUTSIDE else 0.3)
                 found.append((_spilled(params, shape) > machine.registers + 2, cost, rows, params))
     return [params for *_, params in sorted(found, key=lambda item: item[:3])][:_POINTS]
+
+
+def cycles(layer: Layer, params: DepthwiseParams) -> float:
+    """Estimated cycles of a run."""
+    shape = layer.shape
+    vectors = shape.batch * shape.out_blocks * shape.out_size[0] * shape.out_size[1]
+    spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
+    work = vectors * shape.filter[0] * shape.filter[1] * (0.5 + 0.2 * _loads(params, shape)) * spilled
+    return work + (0.3 if params.order else 0.0) + stages.conversion_cycles(layer)
 
 
 def _unrolled(params: DepthwiseParams, shape: ConvShape) -> int:

@@ -127,14 +127,16 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     for loop in (step, hn, vn, kn):
         sch.unroll(loop)
     sch.vectorize(lane)
-    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, ry), len(outer))
+    depth = len(outer)
+    if layer.machine.cores > 1:
+        sch.parallel(sch.fuse(*outer[:3]))
+        depth -= 2
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, ry), depth)
     if copies(layer):
         stages.schedule_pad(sch, layer)
     if skips_rows(layer):
         for loop in (h, ry):
             sch.annotate(loop, "pragma_loop_partition_hint", 1)
-    if layer.machine.cores > 1:
-        sch.parallel(sch.fuse(*outer[:3]))
 
 
 def copies(layer: Layer) -> bool:
@@ -187,6 +189,15 @@ def space(layer: Layer) -> list[DirectParams]:
     first = _rows_first(shape, machine)
     orders = [(tile, unroll, order) for order in (first, 1 - first) for unroll in unrolls for tile in tiles[:6]]
     return [DirectParams(*tile, unroll, order) for tile, unroll, order in orders][:_POINTS]
+
+
+def cycles(layer: Layer, params: DirectParams) -> float:
+    """Estimated cycles of a run."""
+    shape = layer.shape
+    steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    vectors = shape.batch * shape.out_blocks * shape.out_size[0] * padded_width(layer)
+    tile = (params.rows, params.columns, params.blocks)
+    return vectors * steps * _tile_cycles(tile, shape, layer.machine) + stages.conversion_cycles(layer)
 
 
 def _tiles(width: int, shape: ConvShape, machine: Machine) -> list[tuple[int, int, int]]:

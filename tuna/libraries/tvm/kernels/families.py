@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,9 +11,14 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.tvm.kernels import depthwise, direct, winograd
+from tuna.libraries.tvm.kernels import depthwise, direct, pointwise, winograd
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+
+#: Times the least estimate beyond which the best point of a family is not tried early.
+_FAR = 2.0
+#: What the place in a family's own order adds to an estimate: the order also knows what has no estimate.
+_LATER = 0.01
 
 
 class Params(Protocol):
@@ -32,6 +37,7 @@ class Family:
     pack_weights: Callable[[ConvShape, Any], Any]  #: from K, C/groups, R, S to what the kernel takes, both NumPy
     workload: Callable[[Layer], tvm.IRModule]
     space: Callable[[Layer], list[Any]]  #: the same list for the same layer, the best by estimate first
+    cycles: Callable[[Layer, Any], float]  #: estimated for a point of the space, comparable between families
     apply: Callable[[Any, Layer, Any], None]  #: applies a point of the space to a schedule of the workload
 
     def candidate(self, layer: Layer, index: int) -> Schedule:
@@ -57,29 +63,41 @@ def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
     return sch.sample_categorical(list(range(count)), [1.0 / count] * count, decision)
 
 
-def _winograd(outputs: int) -> Family:
+def _family(name: str, module: Any, **bound: int) -> Family:
+    """The family of a module's functions, with `bound` as further arguments of all of them."""
     return Family(
-        name=f"winograd{outputs}",
-        applies=partial(winograd.applies, outputs=outputs),
-        pack_weights=partial(winograd.pack_weights, outputs=outputs),
-        workload=partial(winograd.workload, outputs=outputs),
-        space=partial(winograd.space, outputs=outputs),
-        apply=partial(winograd.schedule, outputs=outputs),
+        name,
+        applies=partial(module.applies, **bound),
+        pack_weights=partial(module.pack_weights, **bound),
+        workload=partial(module.workload, **bound),
+        space=partial(module.space, **bound),
+        cycles=partial(module.cycles, **bound),
+        apply=partial(module.schedule, **bound),
     )
 
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("direct", direct.applies, direct.pack_weights, direct.workload, direct.space, direct.schedule),
-        Family(
-            "depthwise",
-            depthwise.applies,
-            depthwise.pack_weights,
-            depthwise.workload,
-            depthwise.space,
-            depthwise.schedule,
-        ),
-        *(_winograd(outputs) for outputs in winograd.OUTPUTS),
+        _family("direct", direct),
+        _family("depthwise", depthwise),
+        _family("pointwise", pointwise),
+        *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
     )
 }
+
+
+def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list[tuple[Family, int]]:
+    """The points of all families that apply, as (family, index in its space), by estimated cycles, the best first.
+
+    Estimates of different families are the less sure, so that the best of each that is not far behind the best of all comes before
+    the rest.
+    """
+    found = []
+    for family in families:
+        if family.applies(layer.shape, layer.mode):
+            points = enumerate(family.space(layer))
+            found += [(family.cycles(layer, point) * (1 + _LATER * index), index, family) for index, point in points]
+    least = min((cycles for cycles, *_ in found), default=0.0)
+    found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
+    return [(family, index) for _, index, family in found]

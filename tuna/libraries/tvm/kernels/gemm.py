@@ -134,6 +134,11 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     for loop in (step, row, nn):
         sch.unroll(loop)
     sch.vectorize(lane)
+    if batch:
+        j = sch.fuse(*batch, j)
+        depth -= 1
+    if product.machine.cores > 1:
+        sch.parallel(j)
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, r), depth)
     if params.copy_rows:
         if params.copy_rows == 1:
@@ -148,8 +153,6 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
             sch.vectorize(sch.get_loops(block(_PANELS))[-1])
         else:
             sch.compute_inline(block(_PANELS))
-    if product.machine.cores > 1:
-        sch.parallel(sch.fuse(*batch, j) if batch else j)
 
 
 def space(product: Product) -> list[GemmParams]:

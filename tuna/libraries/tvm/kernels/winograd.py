@@ -134,26 +134,27 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
     rows, h, y = sch.split(h, [None, params.rows, outputs])
     w, x = sch.split(w, [None, outputs])
     sch.reorder(n, rows, k, h, w, y, x, lane)
+    rows = sch.fuse(n, rows)
+    if layer.machine.cores > 1:
+        sch.parallel(rows)
     sch.compute_at(block(_UP), w, preserve_unit_loops=True)
     for name in (_UP, _ALONG):
         sch.set_scope(block(name), 0, "local")
-    stages.schedule_answer(sch, layer, w, 5)
+    stages.schedule_answer(sch, layer, w, 4)
     for name in (_UP, _ALONG):
-        stages.unroll_and_vectorize(sch, block(name), 5)
+        stages.unroll_and_vectorize(sch, block(name), 4)
     _schedule_product(sch, params, rows)
     sch.compute_at(block(_ACROSS), rows, preserve_unit_loops=True)
     row, col, c, h, w, i = sch.get_loops(block(_ACROSS))[-6:]
     sch.reorder(c, h, w, row, col, i)
     sch.compute_at(block(_DOWN), w, preserve_unit_loops=True)
     sch.set_scope(block(_DOWN), 0, "local")
-    stages.unroll_and_vectorize(sch, block(_DOWN), 6)
+    stages.unroll_and_vectorize(sch, block(_DOWN), 5)
     for loop in (row, col):
         sch.unroll(loop)
     sch.vectorize(i)
     sch.compute_at(block(stages.PAD), rows, preserve_unit_loops=True)
     stages.schedule_pad(sch, layer, placed=True)
-    if layer.machine.cores > 1:
-        sch.parallel(sch.fuse(n, rows))
 
 
 def _schedule_product(sch: Any, params: WinogradParams, at: Any) -> None:
@@ -165,7 +166,7 @@ def _schedule_product(sch: Any, params: WinogradParams, at: Any) -> None:
     k, kn = sch.split(k, [None, params.blocks])
     i, step = sch.split(i, [None, params.unroll])
     sch.reorder(row, col, k, group, c, i, step, tile, kn, lane)
-    depth = 7
+    depth = 6
     written = sch.cache_write(product, 0, "local")
     sch.reverse_compute_at(written, group, preserve_unit_loops=True)
     stages.unroll_and_vectorize(sch, written, depth)
@@ -193,6 +194,17 @@ def space(layer: Layer, outputs: int) -> list[WinogradParams]:
     unrolls = [unroll for unroll in _UNROLLS if layer.shape.in_block % unroll == 0]
     points = [WinogradParams(*tile, unroll) for unroll in unrolls for tile in tiles[: _POINTS // 2]]
     return points[:_POINTS]
+
+
+def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
+    """Estimated cycles of a run, transforms included: about two operations a cycle, and a store for each value."""
+    shape, size = layer.shape, outputs + _TAPS - 1
+    high, wide = tile_counts(layer, outputs)
+    tile = (params.rows, params.tiles, params.blocks)
+    transformed = (
+        high * wide * (shape.in_blocks * 2.5 * size * size + shape.out_blocks * 2.0 * size * (size + outputs) / 2)
+    )
+    return shape.batch * (_cycles(layer, outputs, tile) + transformed) + stages.conversion_cycles(layer)
 
 
 def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
