@@ -177,13 +177,12 @@ def _finalists(config: ConvConfig, mode: str, count: int) -> tuple[list[Contesta
     """The best of a quick look at the first `count` candidates, the best direct one among them; and the time of the best of all
     as a share of that of the best of the first eight."""
     from tuna.libraries.tvm import reference
-    from tuna.libraries.tvm.kernels import machine, shape
-    from tuna.libraries.tvm.kernels.families import ranked
-    from tuna.libraries.tvm.kernels.stages import Layer
+    from tuna.libraries.tvm.kernels.families import layer_of, ranked
+    from tuna.libraries.tvm.kernels.shape import Mode
 
     target = _target()
-    cpu = machine.from_target(target)
-    layer = Layer(shape.of(config, cpu.floats), shape.Mode(mode), cpu)
+    layer = layer_of(config, Mode(mode), target)
+    assert layer is not None
     problem = reference.make(config)
     looks: list[tuple[float, int, Contestant]] = []
     order = ranked(layer)

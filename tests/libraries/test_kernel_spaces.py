@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tvm_layers import DEPTHWISE, POINT, conv
+from tvm_layers import DEPTHWISE, POINT, THREE, conv
 
-from tuna.configs import ConvConfig
+from tuna.configs import Config
 
 if find_spec("tvm") is None:
     pytest.skip("TVM is not installed: pip install '.[tvm]'", allow_module_level=True)
@@ -23,9 +23,9 @@ from tvm_ffi import structural_equal
 
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.boot import import_intrinsics
-from tuna.libraries.tvm.kernels import machine, shape
+from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.kernels.cook_toom import transforms
-from tuna.libraries.tvm.kernels.families import FAMILIES, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
@@ -47,10 +47,15 @@ def target_of(name: str) -> Any:
     return tvm.target.Target(TARGETS[name])
 
 
-def layer_of(target: Any, config: Any, mode: Mode = Mode.NATIVE) -> Layer:
-    assert isinstance(config, ConvConfig)
-    cpu = machine.from_target(target)
-    return Layer(shape.of(config, cpu.floats), mode, cpu)
+def layer_for(target: Any, config: Config, mode: Mode = Mode.NATIVE) -> Layer:
+    layer = layer_of(config, mode, target)
+    assert layer is not None
+    return layer
+
+
+@pytest.mark.parametrize("changes", [{"direction": "B"}, {"mode": "trans"}, {"data_type": "FP16"}, THREE])
+def test_what_is_no_forward_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
+    assert layer_of(conv(**changes), Mode.LAYER, target_of("avx2")) is None
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -59,7 +64,7 @@ def test_a_kernel_uses_the_widest_vectors_of_its_target(name: str) -> None:
     cpu = machine.from_target(target)
     vector_bytes, registers, pattern = WIDTHS[name]
     assert (cpu.vector_bytes, cpu.registers) == (vector_bytes, registers)
-    layer = layer_of(target, conv(**RESNET))
+    layer = layer_for(target, conv(**RESNET))
     family, index = ranked(layer, [FAMILIES["direct"]])[0]
     point = family.space(layer)[index]
     text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
@@ -72,7 +77,7 @@ def test_a_kernel_uses_the_widest_vectors_of_its_target(name: str) -> None:
 def test_no_tile_of_the_best_candidate_is_spilled(name: str) -> None:
     """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it calls for memory."""
     target = target_of(name)
-    layer = layer_of(target, conv(**RESNET))
+    layer = layer_for(target, conv(**RESNET))
     family, index = ranked(layer, [FAMILIES["direct"]])[0]
     text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
     assert len(re.findall(r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp", text)) <= 1
@@ -81,7 +86,7 @@ def test_no_tile_of_the_best_candidate_is_spilled(name: str) -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
     for config in (conv(**RESNET), conv(**RESNET, **POINT), conv(**DEPTHWISE)):
-        layer = layer_of(target_of("avx512"), config, mode)
+        layer = layer_for(target_of("avx512"), config, mode)
         for family in FAMILIES.values():
             if family.applies(layer.shape, mode):
                 points = family.space(layer)
@@ -91,7 +96,7 @@ def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
 
 
 def test_the_ranking_begins_with_the_best_of_each_family() -> None:
-    layer = layer_of(target_of("avx512"), conv(**RESNET))
+    layer = layer_for(target_of("avx512"), conv(**RESNET))
     order = ranked(layer)
     assert [(family.name, index) for family, index in order[:3]] == [(f"winograd{m}", 0) for m in (4, 6, 2)]
     assert {family.name for family, _ in order} == {"direct", "winograd2", "winograd4", "winograd6"}
@@ -100,7 +105,7 @@ def test_the_ranking_begins_with_the_best_of_each_family() -> None:
 
 def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     """Without this package: the trace and the workload are TVM's own JSON."""
-    target, layer = target_of("avx512"), layer_of(target_of("avx512"), conv())
+    target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
     family = FAMILIES["winograd2"]
     schedule = family.candidate(layer, 2)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
@@ -118,7 +123,7 @@ def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
 
 def test_metaschedule_samples_points_of_the_space() -> None:
     import_intrinsics()
-    target, layer = target_of("avx512"), layer_of(target_of("avx512"), conv())
+    target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
     family = FAMILIES["direct"]
     context = ms.TuneContext(
         mod=family.workload(layer),

@@ -19,16 +19,15 @@ if find_spec("tvm") is None:
     pytest.skip("TVM is not installed: pip install '.[tvm]'", allow_module_level=True)
 
 import tvm
-from tvm.s_tir import Schedule
 from tvm.target import codegen
 
 from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
 from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
-from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
-#: Direct sums in fp32 of a few hundred terms.
+#: Direct sums in fp32 of a few hundred terms, over the largest magnitude of the answer.
 ROUNDING = 5e-6
 CPUS = {"x86_64": ("x86-64", "haswell", "skylake-avx512"), "aarch64": ("generic",)}
 FEATURES = {"x86-64": "sse2", "haswell": "avx2", "skylake-avx512": "avx512f", "generic": "neon"}
@@ -96,30 +95,57 @@ def run(module: Any, target: Any, arguments: list[Any]) -> Any:
     return tensors[-1].numpy()
 
 
+def finished(layer: Layer, expected: Any) -> tuple[list[Any], Any]:
+    """The epilogue's arguments as the kernel takes them, and the right answer with it."""
+    generator, sizes, wanted = np.random.default_rng(1), layer.shape, layer.epilogue
+    last, native, given = sizes.out_layout.endswith("C"), layer.mode is Mode.NATIVE, []
+    if wanted.bias:
+        bias = generator.uniform(-1, 1, sizes.out_channels).astype(np.float32)
+        expected = expected + (bias if last else bias[:, None, None])
+        filled = np.zeros(sizes.out_blocks * sizes.block, np.float32)
+        filled[: sizes.out_channels] = bias
+        given.append(filled.reshape(sizes.out_blocks, sizes.block) if native else bias)
+    if wanted.residual:
+        residual = generator.uniform(-1, 1, expected.shape).astype(np.float32)
+        expected = expected + residual
+        given.append(blocked(residual, sizes) if native else residual)
+    return given, np.maximum(expected, 0) if wanted.relu else expected
+
+
+def blocked(answer: Any, sizes: shape.ConvShape) -> Any:
+    """An array like the answer, in blocks of channels."""
+    plain = channels_first(answer, sizes.out_layout)
+    batch, blocks, height, width, size = sizes.native_output()
+    filled = np.zeros((batch, blocks * size, height, width), np.float32)
+    filled[:, : sizes.out_channels] = plain
+    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+
+
 @TUNED
 @given(data=st.data(), config=convolutions())
 def test_a_convolution_answers_as_the_reference(data: st.DataObject, config: ConvConfig) -> None:
     target = data.draw(st.sampled_from(runnable()), label="target")
     mode = data.draw(st.sampled_from(Mode), label="mode")
-    cpu = machine.from_target(target)
-    layer = Layer(shape.of(config, cpu.floats), mode, cpu)
+    epilogue = Epilogue(*data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()), label="epilogue"))
+    layer = layer_of(config, mode, target, epilogue)
+    assert layer is not None
     families = [family for family in FAMILIES.values() if family.applies(layer.shape, mode)]
     if not families:
         return
     family = data.draw(st.sampled_from(families), label="family")
-    points = family.space(layer)
-    index = data.draw(st.integers(0, len(points) - 1), label="point")
+    index = data.draw(st.integers(0, len(family.space(layer)) - 1), label="point")
     problem = reference.make(config)
     x, w = problem.inputs
     weights = family.pack_weights(layer.shape, channels_first(w, config.fil_layout))
     native = mode is Mode.NATIVE
+    given, expected = finished(layer, problem.expected)
     blank = np.full(layer.shape.native_output(), np.nan, np.float32) if native else problem.blank()
-    found = run(
-        family.candidate(layer, index).mod, target, [block_input(layer.shape, x) if native else x, weights, blank]
-    )
+    arguments = [block_input(layer.shape, x) if native else x, weights, *given, blank]
+    found = run(family.candidate(layer, index).mod, target, arguments)
     answer = unblock_output(layer.shape, found) if native else found
     limit = winograd.ERROR_BOUND[int(family.name[-1])] if family.name.startswith("winograd") else ROUNDING
-    assert problem.error(answer) <= limit
+    scale = np.abs(problem.expected).max() + 1  # what the epilogue adds is at most 1 each
+    assert np.abs(answer - expected).max() <= limit * scale
 
 
 @TUNED
@@ -136,10 +162,9 @@ def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
     )
     target = data.draw(st.sampled_from(runnable()), label="target")
     product = gemm.Product(config, data.draw(st.sampled_from(Mode), label="mode"), machine.from_target(target))
-    params = data.draw(st.sampled_from(gemm.space(product)), label="point")
+    index = data.draw(st.integers(0, len(GEMM.space(product)) - 1), label="point")
     problem = reference.make(config)
     a, b = problem.inputs
-    sch = Schedule(gemm.workload(product))
-    gemm.schedule(sch, product, params)
-    packed = gemm.pack_weights(product, b) if product.mode is Mode.NATIVE else b
-    assert problem.error(run(sch.mod, target, [a, packed, problem.blank()])) <= ROUNDING
+    packed = GEMM.pack_weights(product, b) if product.mode is Mode.NATIVE else b
+    found = run(GEMM.candidate(product, index).mod, target, [a, packed, problem.blank()])
+    assert problem.error(found) <= ROUNDING

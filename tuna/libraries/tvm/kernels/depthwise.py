@@ -6,7 +6,7 @@
             acc[rows][columns][b] = 0                                                                registers
             for the taps and the pixels of the tile, in one of three orders:                          unrolled
                 acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]          vector
-            Y = acc                                       (bias, residual, activation belong here)
+            Y = acc                                       and the epilogue
 
 A native input is not copied: the padding is a condition in the sum, and the loops over groups of rows and columns are split
 (TVM's LoopPartition) so that it is known when compiling; the copy would cost a fifth. Everything inside a tile is unrolled, so that
@@ -63,7 +63,7 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
 
 
 def workload(layer: Layer) -> tvm.IRModule:
-    """The module `main(X, W, Y)`."""
+    """The module `main(X, W, [B,] [R,] Y)`."""
     shape = layer.shape
     (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
     height, width = shape.out_size
@@ -78,7 +78,7 @@ def workload(layer: Layer) -> tvm.IRModule:
         ),
         name=_SUMS,
     )
-    return stages.module_of([x, w, stages.answer(sums, layer)])
+    return stages.module_of([x, w, *stages.answer(sums, layer)])
 
 
 def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:

@@ -8,7 +8,7 @@
                 x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
                 for block of the group:                                                        unrolled
                     acc[block][row][column] += x * W[block, c, ry, rx, i, :]                     vector
-        Y = acc                                           (bias, residual, activation belong here)
+        Y = acc                                           and the epilogue
 
 A step of the reduction loads `blocks` vectors of weights and rows*columns broadcasts for rows*columns*blocks multiply-adds, so that
 loads never are the bottleneck where blocks >= 2. The block is innermost for a reason: with the pixel innermost LLVM keeps
@@ -79,7 +79,7 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
 
 
 def workload(layer: Layer) -> tvm.IRModule:
-    """The module `main(X, W, Y)`."""
+    """The module `main(X, W, [B,] [R,] Y)`."""
     shape = layer.shape
     width, (height, _), (rows, columns) = padded_width(layer), shape.in_size, shape.filter
     (sh, sw), (dh, dw), (ph, pw) = shape.stride, shape.dilation, shape.pad
@@ -109,7 +109,7 @@ def workload(layer: Layer) -> tvm.IRModule:
         return te.sum(value, axis=[ry, c, rx, i])
 
     extents = (shape.batch, shape.out_blocks, shape.out_size[0], width, shape.block)
-    return stages.module_of([x, w, stages.answer(te.compute(extents, term, name=_SUMS), layer)])
+    return stages.module_of([x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer)])
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:

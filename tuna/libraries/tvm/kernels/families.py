@@ -5,42 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.tvm.kernels import depthwise, direct, pointwise, winograd
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.configs import Config, ConvConfig
+from tuna.libraries.tvm.kernels import depthwise, direct, gemm, machine, pointwise, shape, winograd
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
 #: Times the least estimate beyond which the best point of a family is not tried early.
 _FAR = 2.0
 #: What the place in a family's own order adds to an estimate: the order also knows what has no estimate.
 _LATER = 0.01
-
-
-class Params(Protocol):
-    """One point of a family's space."""
-
-    def to_json(self) -> dict[str, int]:
-        """The fields by name."""
+_NOTHING = Epilogue()
 
 
 @dataclass(frozen=True)
 class Family:
-    """One way to compute a convolution."""
+    """One way to compute a convolution, or, with a `gemm.Product` in the place of the layer and its shape, a matrix product."""
 
     name: str
-    applies: Callable[[ConvShape, Mode], bool]
-    pack_weights: Callable[[ConvShape, Any], Any]  #: from K, C/groups, R, S to what the kernel takes, both NumPy
-    workload: Callable[[Layer], tvm.IRModule]
-    space: Callable[[Layer], list[Any]]  #: the same list for the same layer, the best by estimate first
-    cycles: Callable[[Layer, Any], float]  #: estimated for a point of the space, comparable between families
-    apply: Callable[[Any, Layer, Any], None]  #: applies a point of the space to a schedule of the workload
+    applies: Callable[[Any, Mode], bool]  #: to a shape (a GEMM: a config) in that mode
+    pack_weights: Callable[[Any, Any], Any]  #: from K, C/groups, R, S to what the kernel takes, both NumPy
+    workload: Callable[[Any], tvm.IRModule]
+    space: Callable[[Any], list[Any]]  #: the same list for the same layer, the best by estimate first
+    cycles: Callable[[Any, Any], float]  #: estimated for a point of the space, comparable between families
+    apply: Callable[[Any, Any, Any], None]  #: applies a point of the space to a schedule of the workload
 
-    def candidate(self, layer: Layer, index: int) -> Schedule:
+    def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
         """The schedule of point `index`; its trace has the index as the decision of a `sample_categorical`."""
         points = self.space(layer)
         sch = Schedule(self.workload(layer))
@@ -48,7 +43,7 @@ class Family:
         self.apply(sch, layer, points[index])
         return sch
 
-    def space_generator(self, layer: Layer) -> ms.space_generator.ScheduleFn:
+    def space_generator(self, layer: Layer | gemm.Product) -> ms.space_generator.ScheduleFn:
         """The space as MetaSchedule samples from it; with the `replay-func` strategy, which calls it for each sample."""
         points = self.space(layer)
 
@@ -85,6 +80,17 @@ FAMILIES: dict[str, Family] = {
         *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
     )
 }
+
+#: Matrix products; apart from the others because it takes a `gemm.Product`.
+GEMM = _family("gemm", gemm)
+
+
+def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:
+    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported`."""
+    if not (isinstance(config, ConvConfig) and shape.supported(config)):
+        return None
+    cpu = machine.from_target(target)
+    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
 
 
 def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list[tuple[Family, int]]:

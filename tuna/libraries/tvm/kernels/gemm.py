@@ -66,8 +66,8 @@ class GemmParams:
         return asdict(self)
 
 
-def applies(config: Config) -> bool:
-    """Whether there is a kernel: fp32."""
+def applies(config: Config, mode: Mode) -> bool:
+    """Whether there is a kernel: fp32, in either mode."""
     return isinstance(config, GemmConfig) and config.data_type is DataType.FP32
 
 
@@ -170,6 +170,18 @@ def space(product: Product) -> list[GemmParams]:
             for copy_rows, copy_panels in _copies(product):
                 found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels))
     return found[:_POINTS]
+
+
+def cycles(product: Product, params: GemmParams) -> float:
+    """Estimated cycles of a run, copies at two cycles for a vector."""
+    config, size = product.config, product.machine.floats
+    blocks = _column_blocks(product)
+    work = _row_count(product) * blocks * config.k * _tile_cycles((params.rows, params.blocks))
+    copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
+    if params.copy_rows:
+        times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
+        copied += 2.0 * config.m * config.k / size * times
+    return config.batch_count * (work + copied)
 
 
 def _copies(product: Product) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@
             for c:                                                                 by 1 or 4 unrolled
                 for row, vector of the tile:                                                         unrolled
                     acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]            vector
-            Y[n, rows, pixels] = acc                  (bias, residual, activation belong here)
+            Y[n, rows, pixels] = acc                  and the epilogue
 
 Only for the layer's own NCHW, where the blocked kernel would transpose twice. An image has to be whole vectors of pixels: 56x56 and
 28x28 are for 16 lanes, 14x14 is for 4.
@@ -60,7 +60,7 @@ def pack_weights(shape: ConvShape, weights: Any) -> Any:
 
 
 def workload(layer: Layer) -> tvm.IRModule:
-    """The module `main(X, W, Y)`."""
+    """The module `main(X, W, [B,] [R,] Y)`."""
     shape = layer.shape
     width, pixels, high = shape.in_size[1], _pixels(shape), _padded_rows(shape)
     x = stages.placeholder_of_input(layer)
@@ -72,9 +72,14 @@ def workload(layer: Layer) -> tvm.IRModule:
         return te.sum(x[n, c, tirx.floordiv(p, width), tirx.floormod(p, width)] * weight, axis=[c])
 
     sums = te.compute((shape.batch, high, pixels), term, name=_SUMS)
-    flat = te.compute((shape.batch, shape.out_channels, pixels), lambda *index: sums[index], name=_FLAT)
+    given, value = stages.finished(layer)
+    flat = te.compute(
+        (shape.batch, shape.out_channels, pixels),
+        lambda n, k, p: value((n, k, tirx.floordiv(p, width), tirx.floormod(p, width)), sums[n, k, p]),
+        name=_FLAT,
+    )
     y = te.compute(shape.layer_output(), lambda n, k, h, v: flat[n, k, h * width + v], name=stages.OUT)
-    return stages.module_of([x, w, y])
+    return stages.module_of([x, w, *given, y])
 
 
 def schedule(sch: Any, layer: Layer, params: PointwiseParams) -> None:

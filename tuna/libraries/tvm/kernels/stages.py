@@ -19,12 +19,22 @@ Reader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """What is done to a sum before it is written: y = relu(sum + bias + residual), each part where it is asked for."""
+
+    bias: bool = False  #: an argument `B`: K values, in native mode K/block, block
+    residual: bool = False  #: an argument `R` in shape and layout of the answer
+    relu: bool = False
+
+
+@dataclass(frozen=True)
 class Layer:
-    """What a kernel is made for."""
+    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them, then Y."""
 
     shape: ConvShape
     mode: Mode
     machine: Machine
+    epilogue: Epilogue = Epilogue()
 
 
 def placeholder_of_input(layer: Layer) -> Any:
@@ -77,15 +87,38 @@ def padded_copy(
     return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
 
 
-def answer(accumulated: Any, layer: Layer) -> Any:
-    """The kernel's output `Y` from a tensor N, K/block, rows, columns, block that may be larger than the answer."""
-    shape = layer.shape
+def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
+    """The epilogue's placeholders, and what makes a value of the answer from its index in the answer and its sum."""
+    shape, wanted = layer.shape, layer.epilogue
+    native = layer.mode is Mode.NATIVE
+    extents = shape.native_output() if native else shape.layer_output()
+    channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
+    last = shape.out_layout.endswith("C")
+    bias = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
+    residual = te.placeholder(extents, name="R", dtype="float32") if wanted.residual else None
+
+    def value(index: tuple[Any, ...], found: Any) -> Any:
+        if bias is not None:
+            found = found + bias[(index[1], index[4]) if native else (index[3] if last else index[1],)]
+        if residual is not None:
+            found = found + residual[index]
+        return tirx.max(found, tirx.const(0.0, "float32")) if wanted.relu else found
+
+    return [given for given in (bias, residual) if given is not None], value
+
+
+def answer(accumulated: Any, layer: Layer) -> list[Any]:
+    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block that may exceed the answer."""
+    shape, size = layer.shape, layer.shape.block
+    given, value = finished(layer)
     if layer.mode is Mode.NATIVE:
-        return te.compute(shape.native_output(), lambda *index: accumulated[index], name=OUT)
-    size = shape.block
-    if shape.out_layout.endswith("C"):
-        return te.compute(shape.layer_output(), lambda n, h, w, k: accumulated[n, k // size, h, w, k % size], name=OUT)
-    return te.compute(shape.layer_output(), lambda n, k, h, w: accumulated[n, k // size, h, w, k % size], name=OUT)
+        return [*given, te.compute(shape.native_output(), lambda *index: value(index, accumulated[index]), name=OUT)]
+
+    def own_layout(*index: Any) -> Any:
+        n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if shape.out_layout.endswith("C") else range(4)))
+        return value(index, accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)])
+
+    return [*given, te.compute(shape.layer_output(), own_layout, name=OUT)]
 
 
 def module_of(arguments: Sequence[Any]) -> tvm.IRModule:

@@ -13,7 +13,7 @@
         for K/b, tile:
             Q = AT M            down, y                                                 unrolled, registers
             Z = Q A             along, x                                                unrolled, registers
-            Y = Z               (bias, residual, activation belong here)
+            Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. V and M of a block are what has to stay in L2.
 
@@ -83,7 +83,7 @@ def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
 
 
 def workload(layer: Layer, outputs: int) -> tvm.IRModule:
-    """The module `main(X, U, Y)`."""
+    """The module `main(X, U, [B,] [R,] Y)`."""
     shape, m = layer.shape, outputs
     matrices, size = transforms(m, _TAPS), m + _TAPS - 1
     high, wide = tile_counts(layer, m)
@@ -123,7 +123,7 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
         ),
         name=_ALONG,
     )
-    return stages.module_of([x, u, stages.answer(along, layer)])
+    return stages.module_of([x, u, *stages.answer(along, layer)])
 
 
 def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> None:
