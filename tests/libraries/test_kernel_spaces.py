@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tvm_layers import DEPTHWISE, POINT, THREE, conv
+from tvm_layers import DEPTHWISE, POINT, STRIDE, THREE, conv
 
 from tuna.configs import Config
 
@@ -53,8 +53,10 @@ def layer_for(target: Any, config: Config, mode: Mode = Mode.NATIVE) -> Layer:
     return layer
 
 
-@pytest.mark.parametrize("changes", [{"direction": "B"}, {"mode": "trans"}, {"data_type": "FP16"}, THREE])
-def test_what_is_no_forward_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"direction": "W"}, {"direction": "B", **STRIDE}, {"mode": "trans"}, {"data_type": "FP16"}, THREE]
+)
+def test_what_is_no_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
     assert layer_of(conv(**changes), Mode.LAYER, target_of("avx2")) is None
 
 

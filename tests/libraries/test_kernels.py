@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +24,7 @@ from tvm.target import codegen
 
 from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
 from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
@@ -84,6 +85,44 @@ def convolutions(draw: st.DrawFn) -> ConvConfig:
     config = from_json(found)
     assert isinstance(config, ConvConfig)
     return config
+
+
+def backward_data(config: ConvConfig, dy: Any, weights: Any) -> Any:
+    """dx in double precision from dy and the weights, all with the channels first: every product added where it came from."""
+    groups, (height, width) = config.group_count, config.output_size
+    found = np.zeros(
+        (config.batchsize, config.in_channels, config.in_h + 2 * config.pad_h, config.in_w + 2 * config.pad_w)
+    )
+    ins, outs = config.in_channels // groups, config.out_channels // groups
+    for group, y, x in itertools.product(range(groups), range(config.fil_h), range(config.fil_w)):
+        rows, columns = y * config.dilation_h, x * config.dilation_w
+        filters = weights[group * outs : (group + 1) * outs, :, y, x].astype(np.float64)
+        part = np.einsum("nkhw,kc->nchw", dy[:, group * outs : (group + 1) * outs].astype(np.float64), filters)
+        found[:, group * ins : (group + 1) * ins, rows : rows + height, columns : columns + width] += part
+    inside = slice(config.pad_h, config.pad_h + config.in_h), slice(config.pad_w, config.pad_w + config.in_w)
+    return found[:, :, inside[0], inside[1]]
+
+
+@settings(TUNED, max_examples=8)
+@given(data=st.data(), config=convolutions(), target=st.sampled_from(runnable()))
+def test_backward_data_is_a_convolution_of_the_filter_turned_round(
+    data: st.DataObject, config: ConvConfig, target: Any
+) -> None:
+    config = from_json(config.to_json() | {"direction": "B", "conv_stride_h": 1, "conv_stride_w": 1})
+    assert isinstance(config, ConvConfig)
+    layer = layer_of(config, Mode.LAYER, target)
+    if layer is None:  # more padding than the filter reaches
+        return
+    family, index = data.draw(st.sampled_from(ranked(layer)), label="point")
+    generator = np.random.default_rng(2)
+    w = generator.uniform(-1, 1, config.weight_shape).astype(np.float32)
+    dy = generator.uniform(-1, 1, config.output_shape).astype(np.float32)
+    plain = channels_first(w, config.fil_layout)
+    expected = backward_data(config, channels_first(dy, config.out_layout), plain)
+    weights = family.pack_weights(layer.shape, shape.forward_weights(config, plain))
+    blank = np.full(config.input_shape, np.nan, np.float32)
+    found = channels_first(run(family.candidate(layer, index).mod, target, [dy, weights, blank]), config.in_layout)
+    assert np.abs(found - expected).max() <= 1e-4 * (np.abs(expected).max() + 1)
 
 
 def run(module: Any, target: Any, arguments: list[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
@@ -111,39 +112,61 @@ class ConvShape:
 
 
 def supported(config: Config) -> bool:
-    """Whether `config` is what a `ConvShape` can describe: a forward 2D convolution in fp32."""
-    return (
-        isinstance(config, ConvConfig)
-        and config.mode == "conv"
-        and config.direction is Direction.FORWARD
-        and config.data_type is DataType.FP32
-        and config.spatial_dim == 2
-        and min(config.output_shape) > 0
-    )
+    """Whether `config` is what a `ConvShape` can describe: a 2D convolution in fp32, forward or backward data.
+
+    Backward data with stride 1 is the forward convolution of dy with the filter turned round, `forward_weights`.
+    """
+    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
+        return False
+    if config.spatial_dim != 2 or min(config.output_shape) < 1:
+        return False
+    if config.direction is Direction.FORWARD:
+        return True
+    turned = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
+    return turned and min(_turned_pad(config)) >= 0
 
 
 def of(config: ConvConfig, block: int) -> ConvShape:
-    """The shape of a supported `config` in blocks of `block` channels."""
-    per_group = config.out_channels // config.group_count
+    """The shape of a supported `config` in blocks of `block` channels; of backward data, that of the convolution of dy."""
+    height, width = config.output_size
+    channels, size = (config.in_channels, config.out_channels), ((config.in_h, config.in_w), (height, width))
+    pad = (config.pad_h, config.pad_w)
+    if config.direction is Direction.BACKWARD_DATA:
+        channels, size, pad = (channels[1], channels[0]), (size[1], size[0]), _turned_pad(config)
+    per_group = channels[1] // config.group_count
     merges = (count for count in range(1, config.group_count) if config.group_count % count == 0)
     merged = next((count for count in merges if per_group * count % block == 0), config.group_count)
-    height, width = config.output_size
     return ConvShape(
         block=block,
         batch=config.batchsize,
-        in_channels=config.in_channels,
-        out_channels=config.out_channels,
-        in_size=(config.in_h, config.in_w),
-        out_size=(height, width),
+        in_channels=channels[0],
+        out_channels=channels[1],
+        in_size=size[0],
+        out_size=size[1],
         filter=(config.fil_h, config.fil_w),
         stride=(config.conv_stride_h, config.conv_stride_w),
-        pad=(config.pad_h, config.pad_w),
+        pad=pad,
         dilation=(config.dilation_h, config.dilation_w),
         groups=config.group_count,
         merged=merged,
         in_layout=config.in_layout,
         out_layout=config.out_layout,
     )
+
+
+def forward_weights(config: ConvConfig, weights: Any) -> Any:
+    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data transposed and turned round."""
+    if config.direction is Direction.FORWARD:
+        return weights
+    groups, taps = config.group_count, weights.shape[2:]
+    split = weights.reshape(groups, config.out_channels // groups, config.in_channels // groups, *taps)
+    turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+    return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
+
+
+def _turned_pad(config: ConvConfig) -> tuple[int, int]:
+    reach = (config.fil_h - 1) * config.dilation_h, (config.fil_w - 1) * config.dilation_w
+    return reach[0] - config.pad_h, reach[1] - config.pad_w
 
 
 def _laid_out(batch: int, channels: int, size: tuple[int, int], layout: str) -> tuple[int, ...]:
