@@ -241,7 +241,9 @@ def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
         streamed += filters * (high / rows)
     if between > machine.l2_bytes * 3 // 4:
         streamed += 2.0 * between * (high / rows)
-    return products + streamed / _L3_BYTES
+    bands = shape.batch * high // rows
+    busiest = -(-bands // machine.cores) * machine.cores / bands  # of the cores, as a multiple of an even share
+    return (products + streamed / _L3_BYTES) * busiest
 
 
 def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
