@@ -24,7 +24,8 @@ _TILE = 4
 def make(solver: str, config: Config) -> Any:
     """The IRModule, with one function `main`, in which `solver` expresses `config`."""
     builder: _Builder = globals()[BY_NAME[solver].builder]
-    function = te.create_prim_func(builder(config))
+    # 64-bit indices, as in the functions of a Relax model: without them no record matches one of its layers.
+    function = te.create_prim_func(builder(config), index_dtype_override="int64")
     function = function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
     return tvm.IRModule({"main": function})
 

@@ -1,0 +1,195 @@
+"""The spaces of the CPU kernels: made from the target, the same each time, and recorded as TVM's own traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm_layers import DEPTHWISE, POINT, STRIDE, THREE, conv
+
+from tuna.configs import Config
+
+if find_spec("tvm") is None:
+    if os.environ.get("CI") == "true":
+        pytest.fail("TVM is not installed: pip install '.[tvm]'")
+    pytest.skip("TVM is not installed: pip install '.[tvm]'", allow_module_level=True)
+
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm_ffi import structural_equal
+
+from tuna.libraries.tvm import workloads
+from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.kernels.cook_toom import transforms
+from tuna.libraries.tvm.kernels.families import FAMILIES, layer_of, ranked
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+
+RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
+TARGETS = {
+    "avx512": {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 1},
+    "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 1},
+    "neon": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 1},
+}
+#: The widest register, its number, and what a fused multiply-add of it looks like in assembly.
+WIDTHS = {
+    "avx512": (64, 32, r"vfmadd\d+ps\b.*%zmm"),
+    "avx2": (32, 16, r"vfmadd\d+ps\b.*%ymm"),
+    "neon": (16, 32, r"fmla\tv\d+\.4s"),
+}
+
+
+def target_of(name: str) -> Any:
+    return tvm.target.Target(TARGETS[name])
+
+
+def layer_for(target: Any, config: Config, mode: Mode = Mode.NATIVE) -> Layer:
+    layer = layer_of(config, mode, target)
+    assert layer is not None
+    return layer
+
+
+@pytest.mark.parametrize(
+    "changes", [{"direction": "W"}, {"direction": "B", **STRIDE}, {"mode": "trans"}, {"data_type": "FP16"}, THREE]
+)
+def test_what_is_no_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
+    assert layer_of(conv(**changes), Mode.LAYER, target_of("avx2")) is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_kernel_uses_the_widest_vectors_of_its_target(name: str) -> None:
+    target = target_of(name)
+    cpu = machine.from_target(target)
+    vector_bytes, registers, pattern = WIDTHS[name]
+    assert (cpu.vector_bytes, cpu.registers) == (vector_bytes, registers)
+    layer = layer_for(target, conv(**RESNET))
+    family, index = ranked(layer, [FAMILIES["direct"]])[0]
+    point = family.space(layer)[index]
+    text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
+    sums = point.rows * point.columns * point.blocks
+    assert 8 <= sums <= registers - 2
+    assert len(re.findall(pattern, text)) >= sums
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_tile_of_the_best_candidate_is_spilled(name: str) -> None:
+    """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it calls for memory."""
+    target = target_of(name)
+    layer = layer_for(target, conv(**RESNET))
+    family, index = ranked(layer, [FAMILIES["direct"]])[0]
+    text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
+    assert len(re.findall(r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp", text)) <= 1
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
+    for config in (conv(**RESNET), conv(**RESNET, **POINT), conv(**DEPTHWISE)):
+        layer = layer_for(target_of("avx512"), config, mode)
+        for family in FAMILIES.values():
+            if family.applies(layer.shape, mode):
+                points = family.space(layer)
+                assert points == family.space(layer)
+                assert 1 <= len(points) <= 16
+                assert len(set(points)) == len(points)
+
+
+def test_the_ranking_begins_with_the_best_of_each_family() -> None:
+    layer = layer_for(target_of("avx512"), conv(**RESNET))
+    order = ranked(layer)
+    assert [(family.name, index) for family, index in order[:3]] == [(f"winograd{m}", 0) for m in (4, 6, 2)]
+    assert {family.name for family, _ in order} == {"direct", "winograd2", "winograd4", "winograd6"}
+    assert {family.name for family, _ in ranked(layer, [FAMILIES["direct"]])} == {"direct"}
+
+
+def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
+    """Without this package: the trace and the workload are TVM's own JSON."""
+    target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
+    family = FAMILIES["winograd2"]
+    schedule = family.candidate(layer, 2)
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    workload = database.commit_workload(family.workload(layer))
+    arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod)
+    database.commit_tuning_record(ms.database.TuningRecord(schedule.trace, workload, [1e-3], target, arguments))
+    again = ms.database.JSONDatabase(work_dir=str(tmp_path)).query_schedule(family.workload(layer), target, "main")
+    assert again is not None
+    assert structural_equal(again.mod, schedule.mod)
+    (record,) = (tmp_path / "database_tuning_record.json").read_text().splitlines()
+    instructions, decisions = json.loads(record)[1][0]
+    assert instructions[0][0] == "SampleCategorical"
+    assert decisions[0] == [0, 2]
+
+
+def test_metaschedule_samples_points_of_the_space() -> None:
+    import_intrinsics()
+    target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())
+    family = FAMILIES["direct"]
+    context = ms.TuneContext(
+        mod=family.workload(layer),
+        target=target,
+        space_generator=family.space_generator(layer),
+        search_strategy="replay-func",
+        num_threads=1,
+        rand_state=1,
+        task_name="test",
+    )
+    context.pre_tuning(8, 8, context.generate_design_space())
+    found = {str(candidate.sch.mod) for candidate in context.generate_measure_candidates()}
+    points = {str(family.candidate(layer, index).mod) for index in range(len(family.space(layer)))}
+    assert len(found) > 1
+    assert found <= points
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_the_transforms_compute_a_convolution_exactly(outputs: int) -> None:
+    """In fractions: y = AT [(G g) * (BT d)] is the sum over the taps, with no error at all."""
+    found, size = transforms(outputs, 3), outputs + 2
+    data = [Fraction(7 * i * i - 3 * i + 2, 5) for i in range(size)]
+    taps = [Fraction(2), Fraction(-3, 7), Fraction(11)]
+
+    def times(matrix: Any, vector: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix]
+
+    products = [a * b for a, b in zip(times(found.filter, taps), times(found.input, data), strict=True)]
+    assert times(found.output, products) == [sum(data[i + j] * taps[j] for j in range(3)) for i in range(outputs)]
+
+
+def test_there_are_points_for_tiles_of_six_at_most() -> None:
+    with pytest.raises(ValueError, match=r"F\(7, 3\) needs 8 points"):
+        transforms(7, 3)
+
+
+def test_caches_are_read_as_linux_tells_them(tmp_path: Path) -> None:
+    for index, facts in enumerate((("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M"))):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, value in zip(("level", "type", "size"), facts, strict=True):
+            (folder / name).write_text(value + "\n")
+    assert machine.caches(tmp_path) == (48 << 10, 2 << 20)
+    assert machine.caches(tmp_path / "none") == (32 << 10, 512 << 10)
+
+
+def test_only_cpu_targets_have_kernels() -> None:
+    with pytest.raises(ValueError, match="llvm target, got c"):
+        machine.from_target(tvm.target.Target({"kind": "c"}))
+
+
+def test_a_bare_layer_is_the_same_function_as_in_a_model() -> None:
+    """So that a record of the layer is found for it: Relax writes its shapes with 64 bits."""
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 8, 8), "float32"))
+    w = relax.Var("w", relax.TensorType((8, 8, 3, 3), "float32"))
+    with builder.function("main", [x, w]):
+        builder.emit_func_output(builder.emit(relax.op.nn.conv2d(x, w, padding=1)))
+    model = relax.transform.LegalizeOps()(builder.get())
+    (function,) = (f for name, f in model.functions.items() if name.name_hint != "main")
+    bare = workloads.make("TvmConvDirectNCHW", conv())["main"]
+    assert structural_equal(function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True), bare)

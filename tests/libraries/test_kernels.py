@@ -1,0 +1,212 @@
+"""Every kernel of every family answers as NumPy does, whatever the layer, the layout, the vector width and the point."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import platform
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuna.configs import ConvConfig, GemmConfig, from_json
+from tuna.libraries import reference
+
+if find_spec("tvm") is None:
+    if os.environ.get("CI") == "true":
+        pytest.fail("TVM is not installed: pip install '.[tvm]'")
+    pytest.skip("TVM is not installed: pip install '.[tvm]'", allow_module_level=True)
+
+import tvm
+from tvm.target import codegen
+
+from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
+from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
+
+#: Direct sums in fp32 of a few hundred terms, over the largest magnitude of the answer.
+ROUNDING = 5e-6
+CPUS = {"x86_64": ("x86-64", "haswell", "skylake-avx512"), "aarch64": ("generic",)}
+FEATURES = {"x86-64": "sse2", "haswell": "avx2", "skylake-avx512": "avx512f", "generic": "neon"}
+TUNED = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+def target_of(mcpu: str, **options: Any) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 1, **options})
+
+
+@functools.cache
+def runnable() -> list[Any]:
+    """Targets of each vector width that this machine can run."""
+    host = target_of(str(codegen.llvm_get_system_cpu()))
+    here = {str(name) for name in codegen.llvm_get_cpu_features(host)}
+    names = [name for name in CPUS.get(platform.machine(), ()) if FEATURES[name] in here]
+    return [target_of(name, **{"num-cores": cores}) for name in names for cores in (1, 2)] or [host]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> ConvConfig:
+    """Small layers: odd sizes, groups, dilation, stride, different padding down and across, both layouts."""
+    small, one_or_two = st.integers(1, 3), st.integers(1, 2)
+    layout = draw(st.sampled_from(("NCHW", "NHWC")))
+    height, width = draw(st.integers(1, 13)), draw(st.integers(1, 19))
+    fil_h, fil_w = draw(st.sampled_from(((1, 1), (3, 3), (3, 3), (1, 3), (5, 2))))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 4)))
+    channels, filters = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    dilation = draw(one_or_two)
+    found = {
+        "kind": "convolution",
+        "batchsize": draw(one_or_two),
+        "in_channels": channels * groups,
+        "out_channels": filters * groups,
+        "group_count": groups,
+        "in_h": max(height, (fil_h - 1) * dilation + 1),
+        "in_w": max(width, (fil_w - 1) * dilation + 1),
+        "fil_h": fil_h,
+        "fil_w": fil_w,
+        "pad_h": draw(small) - 1,
+        "pad_w": draw(small) - 1,
+        "conv_stride_h": draw(one_or_two),
+        "conv_stride_w": draw(one_or_two),
+        "dilation_h": dilation,
+        "dilation_w": dilation,
+        **dict.fromkeys(("in_layout", "fil_layout", "out_layout"), layout),
+    }
+    if draw(st.booleans()):  # what Winograd takes
+        found |= dict.fromkeys(("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1)
+    elif draw(st.integers(0, 3)) == 0:  # depthwise
+        found |= {"group_count": found["in_channels"], "out_channels": found["in_channels"] * draw(one_or_two)}
+    config = from_json(found)
+    assert isinstance(config, ConvConfig)
+    return config
+
+
+def backward_data(config: ConvConfig, dy: Any, weights: Any) -> Any:
+    """dx in double precision from dy and the weights, all with the channels first: every product added where it came from."""
+    groups, (height, width) = config.group_count, config.output_size
+    found = np.zeros(
+        (config.batchsize, config.in_channels, config.in_h + 2 * config.pad_h, config.in_w + 2 * config.pad_w)
+    )
+    ins, outs = config.in_channels // groups, config.out_channels // groups
+    for group, y, x in itertools.product(range(groups), range(config.fil_h), range(config.fil_w)):
+        rows, columns = y * config.dilation_h, x * config.dilation_w
+        filters = weights[group * outs : (group + 1) * outs, :, y, x].astype(np.float64)
+        part = np.einsum("nkhw,kc->nchw", dy[:, group * outs : (group + 1) * outs].astype(np.float64), filters)
+        found[:, group * ins : (group + 1) * ins, rows : rows + height, columns : columns + width] += part
+    inside = slice(config.pad_h, config.pad_h + config.in_h), slice(config.pad_w, config.pad_w + config.in_w)
+    return found[:, :, inside[0], inside[1]]
+
+
+@settings(TUNED, max_examples=8)
+@given(data=st.data(), config=convolutions(), target=st.sampled_from(runnable()))
+def test_backward_data_is_a_convolution_of_the_filter_turned_round(
+    data: st.DataObject, config: ConvConfig, target: Any
+) -> None:
+    config = from_json(config.to_json() | {"direction": "B", "conv_stride_h": 1, "conv_stride_w": 1})
+    assert isinstance(config, ConvConfig)
+    layer = layer_of(config, Mode.LAYER, target)
+    if layer is None:  # more padding than the filter reaches
+        return
+    family, index = data.draw(st.sampled_from(ranked(layer)), label="point")
+    generator = np.random.default_rng(2)
+    w = generator.uniform(-1, 1, config.weight_shape).astype(np.float32)
+    dy = generator.uniform(-1, 1, config.output_shape).astype(np.float32)
+    plain = channels_first(w, config.fil_layout)
+    expected = backward_data(config, channels_first(dy, config.out_layout), plain)
+    weights = family.pack_weights(layer.shape, shape.forward_weights(config, plain))
+    blank = np.full(config.input_shape, np.nan, np.float32)
+    found = channels_first(run(family.candidate(layer, index).mod, target, [dy, weights, blank]), config.in_layout)
+    assert np.abs(found - expected).max() <= 1e-4 * (np.abs(expected).max() + 1)
+
+
+def run(module: Any, target: Any, arguments: list[Any]) -> Any:
+    """The last argument after a run; a run on NaN went before, so that the workspace was full of it."""
+    built = tvm.tirx.build(module, target=target)
+    built["main"](*(tvm.runtime.tensor(np.full_like(array, np.nan)) for array in arguments))
+    tensors = [tvm.runtime.tensor(array) for array in arguments]
+    built["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+def finished(layer: Layer, expected: Any) -> tuple[list[Any], Any]:
+    """The epilogue's arguments as the kernel takes them, and the right answer with it."""
+    generator, sizes, wanted = np.random.default_rng(1), layer.shape, layer.epilogue
+    last, native, given = sizes.out_layout.endswith("C"), layer.mode is Mode.NATIVE, []
+    if wanted.bias:
+        bias = generator.uniform(-1, 1, sizes.out_channels).astype(np.float32)
+        expected = expected + (bias if last else bias[:, None, None])
+        filled = np.zeros(sizes.out_blocks * sizes.block, np.float32)
+        filled[: sizes.out_channels] = bias
+        given.append(filled.reshape(sizes.out_blocks, sizes.block) if native else bias)
+    if wanted.residual:
+        residual = generator.uniform(-1, 1, expected.shape).astype(np.float32)
+        expected = expected + residual
+        given.append(blocked(residual, sizes) if native else residual)
+    return given, np.maximum(expected, 0) if wanted.relu else expected
+
+
+def blocked(answer: Any, sizes: shape.ConvShape) -> Any:
+    """An array like the answer, in blocks of channels."""
+    plain = channels_first(answer, sizes.out_layout)
+    batch, blocks, height, width, size = sizes.native_output()
+    filled = np.zeros((batch, blocks * size, height, width), np.float32)
+    filled[:, : sizes.out_channels] = plain
+    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+
+
+@TUNED
+@given(data=st.data(), config=convolutions())
+def test_a_convolution_answers_as_the_reference(data: st.DataObject, config: ConvConfig) -> None:
+    target = data.draw(st.sampled_from(runnable()), label="target")
+    mode = data.draw(st.sampled_from(Mode), label="mode")
+    epilogue = Epilogue(*data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()), label="epilogue"))
+    layer = layer_of(config, mode, target, epilogue)
+    assert layer is not None
+    families = [family for family in FAMILIES.values() if family.applies(layer.shape, mode)]
+    if not families:
+        return
+    family = data.draw(st.sampled_from(families), label="family")
+    index = data.draw(st.integers(0, len(family.space(layer)) - 1), label="point")
+    problem = reference.make(config)
+    x, w = problem.inputs
+    weights = family.pack_weights(layer.shape, channels_first(w, config.fil_layout))
+    native = mode is Mode.NATIVE
+    given, expected = finished(layer, problem.expected)
+    blank = np.full(layer.shape.native_output(), np.nan, np.float32) if native else problem.blank()
+    arguments = [block_input(layer.shape, x) if native else x, weights, *given, blank]
+    found = run(family.candidate(layer, index).mod, target, arguments)
+    answer = unblock_output(layer.shape, found) if native else found
+    limit = winograd.ERROR_BOUND[int(family.name[-1])] if family.name.startswith("winograd") else ROUNDING
+    scale = np.abs(problem.expected).max() + 1  # what the epilogue adds is at most 1 each
+    assert np.abs(answer - expected).max() <= limit * scale
+
+
+@TUNED
+@given(data=st.data())
+def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
+    size = st.integers(1, 70)
+    config = GemmConfig(
+        m=data.draw(size, label="m"),
+        n=data.draw(size, label="n"),
+        k=data.draw(size, label="k"),
+        batch_count=data.draw(st.integers(1, 2), label="batch"),
+        trans_a=data.draw(st.booleans(), label="trans_a"),
+        trans_b=data.draw(st.booleans(), label="trans_b"),
+    )
+    target = data.draw(st.sampled_from(runnable()), label="target")
+    product = gemm.Product(config, data.draw(st.sampled_from(Mode), label="mode"), machine.from_target(target))
+    index = data.draw(st.integers(0, len(GEMM.space(product)) - 1), label="point")
+    problem = reference.make(config)
+    a, b = problem.inputs
+    packed = GEMM.pack_weights(product, b) if product.mode is Mode.NATIVE else b
+    found = run(GEMM.candidate(product, index).mod, target, [a, packed, problem.blank()])
+    assert problem.error(found) <= ROUNDING

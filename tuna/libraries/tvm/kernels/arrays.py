@@ -1,0 +1,32 @@
+"""Arrays in the blocked layout of `Mode.NATIVE`, with NumPy: for tests, and at the edges of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tuna.libraries.tvm.kernels.shape import ConvShape
+
+
+def channels_first(array: Any, layout: str) -> Any:
+    """The 4D array as N, C, H, W, whatever its layout."""
+    return np.moveaxis(array, -1, 1) if layout.endswith("C") else array
+
+
+def block_input(shape: ConvShape, x: Any) -> Any:
+    """The layer's input, in its own layout, as N, C/b, H, W, b; zeros fill the last block up. An image stays as it is."""
+    if shape.image:
+        return x
+    plain = channels_first(x, shape.in_layout)
+    batch, blocks, height, width, size = shape.native_input()
+    filled = np.zeros((batch, blocks * size, height, width), plain.dtype)
+    filled[:, : shape.in_channels] = plain
+    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+
+
+def unblock_output(shape: ConvShape, y: Any) -> Any:
+    """The answer in the layer's own layout from N, K/b, H, W, b."""
+    batch, blocks, height, width, size = y.shape
+    plain = y.transpose(0, 1, 4, 2, 3).reshape(batch, blocks * size, height, width)[:, : shape.out_channels]
+    return np.ascontiguousarray(np.moveaxis(plain, 1, -1) if shape.out_layout.endswith("C") else plain)

@@ -1,0 +1,193 @@
+"""Depthwise convolution: one vector of channels at a time, a tile of pixels in registers, its inputs loaded once.
+
+    for n, block of channels:                                                                        parallel
+        D = padded copy of the block's image, H W b      (only where X is not native)                   L1, L2
+        for row group, column group:            (those at a border are code of their own)
+            acc[rows][columns][b] = 0                                                                registers
+            for the taps and the pixels of the tile, in one of three orders:                          unrolled
+                acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]          vector
+            Y = acc                                       and the epilogue
+
+A native input is not copied: the padding is a condition in the sum, and the loops over groups of rows and columns are split
+(TVM's LoopPartition) so that it is known when compiling; the copy would cost a fifth. Everything inside a tile is unrolled, so that
+LLVM may keep an input in a register for every tap that uses it; which order of the unrolled code it schedules best depends on
+the tile, so the order is a parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+
+_SUMS = "sums"
+_POINTS = 16
+#: Multiply-adds in one tile that are unrolled: more make much code and no gain.
+_MAX_UNROLLED = 512
+#: Orders of a tile's loops: taps, pixels; or rows of taps, pixels, taps of the row; or pixels, taps.
+_TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE = range(3)
+
+
+@dataclass(frozen=True)
+class DepthwiseParams:
+    """One point of the space."""
+
+    rows: int  #: of the tile
+    columns: int  #: of the tile
+    order: int  #: of the unrolled code, see `_ORDERS`
+
+    def to_json(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def applies(shape: ConvShape, mode: Mode) -> bool:
+    """Whether every group has one input channel; native also needs one output channel for each."""
+    alone = shape.groups == shape.in_channels > 1
+    return alone and (mode is Mode.LAYER or _multiplier(shape) == 1)
+
+
+def pack_weights(shape: ConvShape, weights: Any) -> Any:
+    """W as K/b, R, S, b from K, 1, R, S; zeros fill channels up."""
+    dense = np.zeros((shape.out_blocks * shape.block, *shape.filter), np.float32)
+    dense[: shape.out_channels] = weights[:, 0]
+    split = dense.reshape(shape.out_blocks, shape.block, *shape.filter)
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 1))
+
+
+def workload(layer: Layer) -> tvm.IRModule:
+    """The module `main(X, W, [B,] [R,] Y)`."""
+    shape = layer.shape
+    (rows, columns), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
+    height, width = shape.out_size
+    x = stages.placeholder_of_input(layer)
+    w = te.placeholder((shape.out_blocks, rows, columns, shape.block), name="W")
+    data = _padded_copy(x, layer)
+    ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
+    sums = te.compute(
+        (shape.batch, shape.out_blocks, height, width, shape.block),
+        lambda n, k, h, v, lane: te.sum(
+            data[n, k, h * sh + ry * dh, v * sw + rx * dw, lane] * w[k, ry, rx, lane], axis=[ry, rx]
+        ),
+        name=_SUMS,
+    )
+    return stages.module_of([x, w, *stages.answer(sums, layer)])
+
+
+def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
+    """Apply a point of the space to a schedule of `workload(layer)`."""
+    sums = sch.get_sblock(_SUMS)
+    if layer.mode is Mode.NATIVE and pads(layer.shape):
+        sch.compute_inline(sch.get_sblock(stages.PAD))
+    n, k, h, v, lane, ry, rx = sch.get_loops(sums)
+    h, hn = sch.split(h, [None, params.rows])
+    v, vn = sch.split(v, [None, params.columns])
+    inner = ([ry, rx, hn, vn], [ry, hn, vn, rx], [hn, vn, ry, rx])[params.order]
+    sch.reorder(n, k, h, v, *inner, lane)
+    sch.set_scope(sums, 0, "local")
+    stages.schedule_answer(sch, layer, v, 4)
+    for loop in inner if _unrolled(params, layer.shape) <= _MAX_UNROLLED else (rx, hn, vn):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    image = sch.fuse(n, k)
+    if layer.machine.cores > 1:
+        sch.parallel(image)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, inner[0]), 3)
+    if layer.mode is Mode.LAYER:
+        sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
+    for loop in (h, v):
+        sch.annotate(loop, "pragma_loop_partition_hint", 1)
+
+
+def pads(shape: ConvShape) -> bool:
+    """Whether any tap may lie outside the input."""
+    return any(shape.pad)
+
+
+def space(layer: Layer) -> list[DepthwiseParams]:
+    """The points worth trying, by estimate, the best first."""
+    shape, machine = layer.shape, layer.machine
+    height, width = shape.out_size
+    found = []
+    for columns in (size for size in range(1, min(width, 16) + 1) if width % size == 0):
+        for rows in (size for size in (1, 2, 3, 4, 7) if height % size == 0 and size * columns <= 16):
+            for order in (_TAPS_OUTSIDE, _ROWS_OUTSIDE, _PIXELS_OUTSIDE):
+                params = DepthwiseParams(rows, columns, order)
+                cost = _loads(params, shape) + (0.0 if order == _TAPS_OUTSIDE else 0.3)
+                found.append((_spilled(params, shape) > machine.registers + 2, cost, rows, params))
+    return [params for *_, params in sorted(found, key=lambda item: item[:3])][:_POINTS]
+
+
+def cycles(layer: Layer, params: DepthwiseParams) -> float:
+    """Estimated cycles of a run."""
+    shape = layer.shape
+    vectors = shape.batch * shape.out_blocks * shape.out_size[0] * shape.out_size[1]
+    spilled = 2.0 if _spilled(params, shape) > layer.machine.registers + 2 else 1.0
+    work = vectors * shape.filter[0] * shape.filter[1] * (0.5 + 0.2 * _loads(params, shape)) * spilled
+    return work + (0.3 if params.order else 0.0) + stages.conversion_cycles(layer)
+
+
+def _unrolled(params: DepthwiseParams, shape: ConvShape) -> int:
+    return params.rows * params.columns * shape.filter[0] * shape.filter[1]
+
+
+def _inputs(params: DepthwiseParams, shape: ConvShape) -> tuple[int, int]:
+    """Rows and columns of input vectors that a tile reads."""
+    (fh, fw), (sh, sw), (dh, dw) = shape.filter, shape.stride, shape.dilation
+    return (params.rows - 1) * sh + (fh - 1) * dh + 1, (params.columns - 1) * sw + (fw - 1) * dw + 1
+
+
+def _spilled(params: DepthwiseParams, shape: ConvShape) -> int:
+    """Registers that the order wants: those of the sums and of what is used again later."""
+    sums, (high, wide) = params.rows * params.columns, _inputs(params, shape)
+    if params.order == _TAPS_OUTSIDE:
+        return sums + high * wide
+    if params.order == _ROWS_OUTSIDE:
+        return sums + 2 * shape.filter[1]
+    return shape.filter[0] * (shape.filter[1] + wide)
+
+
+def _loads(params: DepthwiseParams, shape: ConvShape) -> float:
+    """Loads for each multiply-add; each tile also has a constant cost, which small ones do not spread."""
+    high, wide = _inputs(params, shape)
+    taps = shape.filter[0] * shape.filter[1]
+    if params.order == _ROWS_OUTSIDE:
+        high = params.rows * shape.filter[0]
+    return (high * wide + taps + 16) / _unrolled(params, shape)
+
+
+def _padded_copy(x: Any, layer: Layer) -> Any:
+    """The input as N, K/b, rows, columns, b: a channel for each output channel; X itself where that is what it is."""
+    if layer.mode is Mode.NATIVE and not pads(layer.shape):
+        return x
+    shape, many = layer.shape, _multiplier(layer.shape)
+    (ph, pw), (height, width) = shape.pad, shape.in_size
+    extent = [
+        (size - 1) * stride + (taps - 1) * dilation + 1
+        for size, stride, taps, dilation in zip(shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True)
+    ]
+
+    def value(n: Any, k: Any, h: Any, w: Any, lane: Any) -> Any:
+        channel = tirx.floordiv(k * shape.block + lane, many)
+        conditions = [h >= ph, h < height + ph] if ph else []
+        conditions += [w >= pw, w < width + pw] if pw else []
+        if layer.mode is Mode.NATIVE:
+            inside = x[n, k, h - ph, w - pw, lane]
+        else:
+            conditions += [channel < shape.in_channels] if shape.out_channels % shape.block else []
+            inside = x[n, h - ph, w - pw, channel] if shape.in_layout.endswith("C") else x[n, channel, h - ph, w - pw]
+        return tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32")) if conditions else inside
+
+    return te.compute((shape.batch, shape.out_blocks, *extent, shape.block), value, name=stages.PAD)
+
+
+def _multiplier(shape: ConvShape) -> int:
+    return shape.out_channels // shape.groups

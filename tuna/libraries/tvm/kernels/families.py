@@ -1,0 +1,109 @@
+"""The families of kernels under one interface, and a candidate of one as a MetaSchedule trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from tuna.configs import Config, ConvConfig
+from tuna.libraries.tvm.kernels import depthwise, direct, gemm, machine, pointwise, shape, winograd
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
+
+#: Times the least estimate beyond which the best point of a family is not tried early.
+_FAR = 2.0
+#: What the place in a family's own order adds to an estimate: the order also knows what has no estimate.
+_LATER = 0.01
+_NOTHING = Epilogue()
+
+
+@dataclass(frozen=True)
+class Family:
+    """One way to compute a convolution, or, with a `gemm.Product` in the place of the layer and its shape, a matrix product."""
+
+    name: str
+    applies: Callable[[Any, Mode], bool]  #: to a shape (a GEMM: a config) in that mode
+    pack_weights: Callable[[Any, Any], Any]  #: from K, C/groups, R, S to what the kernel takes, both NumPy
+    workload: Callable[[Any], tvm.IRModule]
+    space: Callable[[Any], list[Any]]  #: the same list for the same layer, the best by estimate first
+    cycles: Callable[[Any, Any], float]  #: estimated for a point of the space, comparable between families
+    apply: Callable[[Any, Any, Any], None]  #: applies a point of the space to a schedule of the workload
+
+    def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
+        """The schedule of point `index`; its trace has the index as the decision of a `sample_categorical`."""
+        points = self.space(layer)
+        sch = Schedule(self.workload(layer))
+        _sample(sch, len(points), index)
+        self.apply(sch, layer, points[index])
+        return sch
+
+    def space_generator(self, layer: Layer | gemm.Product) -> ms.space_generator.ScheduleFn:
+        """The space as MetaSchedule samples from it; with the `replay-func` strategy, which calls it for each sample."""
+        points = self.space(layer)
+
+        def sample(sch: Schedule) -> None:
+            index = int(sch.get(_sample(sch, len(points))))
+            self.apply(sch, layer, points[index])
+
+        return ms.space_generator.ScheduleFn(sample, postprocs=[])
+
+
+def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
+    return sch.sample_categorical(list(range(count)), [1.0 / count] * count, decision)
+
+
+def _family(name: str, module: Any, **bound: int) -> Family:
+    """The family of a module's functions, with `bound` as further arguments of all of them."""
+    return Family(
+        name,
+        applies=partial(module.applies, **bound),
+        pack_weights=partial(module.pack_weights, **bound),
+        workload=partial(module.workload, **bound),
+        space=partial(module.space, **bound),
+        cycles=partial(module.cycles, **bound),
+        apply=partial(module.schedule, **bound),
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        _family("direct", direct),
+        _family("depthwise", depthwise),
+        _family("pointwise", pointwise),
+        *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
+    )
+}
+
+#: Matrix products; apart from the others because it takes a `gemm.Product`.
+GEMM = _family("gemm", gemm)
+
+
+def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:
+    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported`."""
+    if not (isinstance(config, ConvConfig) and shape.supported(config)):
+        return None
+    cpu = machine.from_target(target)
+    return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
+
+
+def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list[tuple[Family, int]]:
+    """The points of all families that apply, as (family, index in its space), by estimated cycles, the best first.
+
+    Estimates of different families are the less sure, so that the best of each that is not far behind the best of all comes before
+    the rest.
+    """
+    found = []
+    for family in families:
+        if family.applies(layer.shape, layer.mode):
+            points = enumerate(family.space(layer))
+            found += [(family.cycles(layer, point) * (1 + _LATER * index), index, family) for index, point in points]
+    least = min((cycles for cycles, *_ in found), default=0.0)
+    found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
+    return [(family, index) for _, index, family in found]

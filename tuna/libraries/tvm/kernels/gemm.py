@@ -1,0 +1,253 @@
+"""Matrix product with a tile of sums in registers and panels of both matrices in cache: all transposes, batches.
+
+    for batch, panel group of columns:                                                               parallel
+        P = panels of B, N/b K b                 (unless packed ahead or read in place)                    L2
+        for row group:
+            R = rows of A                        (unless read in place)                                L1, L2
+            for panel of the group:
+                acc[rows][blocks][b] = 0                                                            registers
+                for k:                                                             by 1 or 4 unrolled
+                    for row of the tile:                                                             unrolled
+                        a = broadcast R[row, k]
+                        for block of the panel:                                                      unrolled
+                            acc[row][block] += a * P[block, k, :]                                      vector
+                C = acc
+
+Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile would share one set of L1.
+Sums are kept over the whole of K, so that C is written once: panels of K rows are streamed from L2, which costs three lines for 28
+multiply-adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from tuna.configs import Config, GemmConfig
+from tuna.configs.values import DataType
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.shape import Mode
+
+_SUMS, _PANELS, _ROWS, _OUT = "sums", "panels", "rows", "out"
+_FMA_LATENCY = 4
+_POINTS = 16
+#: Floats that a row of a tile is padded by: one line.
+_LINE_FLOATS = 16
+_MAX_ROWS = 28
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a kernel is made for."""
+
+    config: GemmConfig
+    mode: Mode  #: NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
+    machine: Machine
+
+
+@dataclass(frozen=True)
+class GemmParams:
+    """One point of the space."""
+
+    rows: int  #: of the tile
+    blocks: int  #: vectors of columns in the tile
+    group: int  #: panels for which a group of rows is kept
+    unroll: int  #: of K
+    copy_rows: int  #: 0: rows are read in place, 1: copied by groups where they are used, 2: copied once, all, ahead
+    copy_panels: int  #: 1: panels are copied, 0: read in place
+
+    def to_json(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def applies(config: Config, mode: Mode) -> bool:
+    """Whether there is a kernel: fp32, in either mode."""
+    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32
+
+
+def pack_weights(product: Product, b: Any) -> Any:
+    """B as N/b, K, b (after the batch, if any) from how the config stores it; zeros fill columns up."""
+    config, size = product.config, product.machine.floats
+    plain = np.swapaxes(b, -1, -2) if config.trans_b else b
+    blocks = _column_blocks(product)
+    dense = np.zeros((*plain.shape[:-1], blocks * size), np.float32)
+    dense[..., : config.n] = plain
+    return np.ascontiguousarray(np.moveaxis(dense.reshape(*plain.shape[:-1], blocks, size), -2, -3))
+
+
+def workload(product: Product) -> tvm.IRModule:
+    """The module `main(A, B, C)`; a batch axis leads where the config has one."""
+    config, size = product.config, product.machine.floats
+    blocks, high = _column_blocks(product), _row_count(product)
+    batch = (config.batch_count,) if config.batch_count > 1 else ()
+    a = te.placeholder((*batch, *((config.k, config.m) if config.trans_a else (config.m, config.k))), name="A")
+    if product.mode is Mode.NATIVE:
+        b = panels = te.placeholder((*batch, blocks, config.k, size), name="B")
+    else:
+        b = te.placeholder((*batch, *((config.n, config.k) if config.trans_b else (config.k, config.n))), name="B")
+        panels = te.compute(
+            (*batch, blocks, config.k, size), lambda *index: _panel(b, config, size, *index), name=_PANELS
+        )
+
+    def row_value(*index: Any) -> Any:
+        *lead, i, r = index
+        inside = a[(*lead, r, i)] if config.trans_a else a[(*lead, i, r)]
+        return tirx.if_then_else(i < config.m, inside, tirx.const(0.0, "float32")) if high > config.m else inside
+
+    rows = te.compute((*batch, high, config.k), row_value, name=_ROWS)
+    r = te.reduce_axis((0, config.k), "r")
+
+    def term(*index: Any) -> Any:
+        *lead, i, j, lane = index
+        return te.sum(rows[(*lead, i, r)] * panels[(*lead, j, r, lane)], axis=[r])
+
+    sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
+    c = te.compute(
+        (*batch, config.m, config.n),
+        lambda *index: sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))],
+        name=_OUT,
+    )
+    return stages.module_of([a, b, c])
+
+
+def schedule(sch: Any, product: Product, params: GemmParams) -> None:
+    """Apply a point of the space to a schedule of `workload(product)`."""
+    block, size = sch.get_sblock, product.machine.floats
+    sums, rows = block(_SUMS), block(_ROWS)
+    *batch, i, j, lane, r = sch.get_loops(sums)
+    i, row = sch.split(i, [None, params.rows])
+    j, panel, nn = sch.split(j, [None, params.group, params.blocks])
+    r, step = sch.split(r, [None, params.unroll])
+    outer = [*batch, j, i, panel]
+    sch.reorder(*outer, r, step, row, nn, lane)
+    sch.set_scope(sums, 0, "local")
+    out, depth = block(_OUT), len(outer)
+    sch.reverse_compute_at(out, panel, preserve_unit_loops=True)
+    sch.split(sch.get_loops(out)[-1], [None, size])
+    stages.unroll_and_vectorize(sch, out, depth)
+    for loop in (step, row, nn):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    if batch:
+        j = sch.fuse(*batch, j)
+        depth -= 1
+    if product.machine.cores > 1:
+        sch.parallel(j)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, r), depth)
+    if params.copy_rows:
+        if params.copy_rows == 1:
+            sch.compute_at(rows, i, preserve_unit_loops=True)
+        sch.storage_align(rows, 0, -2, _LINE_FLOATS * 2, _LINE_FLOATS)
+        _vectorize_copy(sch, rows, product)
+    else:
+        sch.compute_inline(rows)
+    if product.mode is Mode.LAYER:
+        if params.copy_panels:
+            sch.compute_at(block(_PANELS), j, preserve_unit_loops=True)
+            sch.vectorize(sch.get_loops(block(_PANELS))[-1])
+        else:
+            sch.compute_inline(block(_PANELS))
+
+
+def space(product: Product) -> list[GemmParams]:
+    """The points worth trying, by estimate, the best first."""
+    config, machine = product.config, product.machine
+    high, blocks = _row_count(product), _column_blocks(product)
+    tiles = sorted(_tiles(high, blocks, machine), key=lambda tile: (_tile_cycles(tile), -tile[0]))[:4]
+    unroll = 4 if config.k % 4 == 0 else 1
+    found = []
+    for tile in tiles:
+        panels = blocks // tile[1]
+        kept = 4 * config.k * tile[1] * machine.floats
+        groups = [size for size in range(1, panels + 1) if panels % size == 0 and size * kept <= machine.l2_bytes // 2]
+        for group in sorted(groups, reverse=True)[:2] or [1]:
+            for copy_rows, copy_panels in _copies(product):
+                found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels))
+    return found[:_POINTS]
+
+
+def cycles(product: Product, params: GemmParams) -> float:
+    """Estimated cycles of a run, copies at two cycles for a vector."""
+    config, size = product.config, product.machine.floats
+    blocks = _column_blocks(product)
+    work = _row_count(product) * blocks * config.k * _tile_cycles((params.rows, params.blocks))
+    copied = 2.0 * config.k * blocks if params.copy_panels else 0.0
+    if params.copy_rows:
+        times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
+        copied += 2.0 * config.m * config.k / size * times
+    return config.batch_count * (work + copied)
+
+
+def _copies(product: Product) -> list[tuple[int, int]]:
+    """Which of the matrices are copied, the likelier first: a copy pays when it is used often."""
+    config = product.config
+    rows_must = _row_count(product) > config.m
+    many = 2 if config.trans_a else 1
+    panels_must = config.n % product.machine.floats != 0 or config.trans_b
+    rows = [many] if rows_must else ([many, 0] if config.n > 64 else [0, many])
+    panels = [1] if panels_must else ([1, 0] if config.m > 64 else [0, 1])
+    if product.mode is Mode.NATIVE:
+        panels = [0]
+    return [(row, panel) for panel in panels for row in rows]
+
+
+def _tiles(high: int, blocks: int, machine: Machine) -> list[tuple[int, int]]:
+    found = []
+    for rows in (size for size in range(1, min(high, _MAX_ROWS) + 1) if high % size == 0):
+        for count in (size for size in range(1, 9) if blocks % size == 0):
+            if rows * count + (count + 1 if count > 1 else 2) <= machine.registers:
+                found.append((rows, count))
+    return found
+
+
+def _tile_cycles(tile: tuple[int, int]) -> float:
+    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a cycle."""
+    rows, blocks = tile
+    sums, loads = rows * blocks, rows + blocks
+    return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
+
+
+def _row_count(product: Product) -> int:
+    """Rows that are computed: those of C, or a few more where they divide into better tiles."""
+    high, blocks = product.config.m, _column_blocks(product)
+
+    def cost(count: int) -> float:
+        return count * min(_tile_cycles(tile) for tile in _tiles(count, blocks, product.machine))
+
+    return min(range(high, high + min(_MAX_ROWS, high // 8) + 1), key=cost)
+
+
+def _column_blocks(product: Product) -> int:
+    """Vectors of columns that are computed: an even number if there are more than a few."""
+    blocks = -(-product.config.n // product.machine.floats)
+    return blocks + blocks % 2 if blocks > 8 else blocks
+
+
+def _panel(b: Any, config: GemmConfig, size: int, *index: Any) -> Any:
+    *lead, block, r, lane = index
+    column = block * size + lane
+    inside = b[(*lead, column, r)] if config.trans_b else b[(*lead, r, column)]
+    if config.n % size == 0 and (config.n // size <= 8 or config.n // size % 2 == 0):
+        return inside
+    return tirx.if_then_else(column < config.n, inside, tirx.const(0.0, "float32"))
+
+
+def _vectorize_copy(sch: Any, block: Any, product: Product) -> None:
+    """Vectorise the copy of a group of rows along what is contiguous in A, in whole vectors where that divides."""
+    size = product.machine.floats
+    row, last = sch.get_loops(block)[-2:]
+    if not product.config.trans_a:
+        if product.config.k % size == 0:
+            sch.vectorize(sch.split(last, [None, size])[1])
+    elif _row_count(product) == product.config.m and int(sch.get(row).extent) % size == 0:
+        group, lane = sch.split(row, [None, size])
+        sch.reorder(group, last, lane)
+        sch.vectorize(lane)
+    else:
+        sch.reorder(last, row)

@@ -1,0 +1,85 @@
+"""What a schedule has to know of a CPU: width and number of vector registers, sizes of the caches."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Used where /sys does not say (another system, a target that is not this machine): the smallest of today's server cores.
+_DEFAULT_L1_BYTES = 32 << 10
+_DEFAULT_L2_BYTES = 512 << 10
+_SYS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One core of a CPU, as the enumeration of a space sees it."""
+
+    vector_bytes: int
+    registers: int  #: vector registers that the instruction set names
+    l1_bytes: int  #: data cache of a core
+    l2_bytes: int
+    cores: int = 1
+
+    @property
+    def floats(self) -> int:
+        """fp32 values in a vector register; also the channels in one block of a blocked layout."""
+        return self.vector_bytes // 4
+
+    @property
+    def accumulators(self) -> int:
+        """Registers for sums: four are left for loads and broadcasts."""
+        return self.registers - 4
+
+
+def from_target(target: Any) -> Machine:
+    """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
+
+    Widths come from LLVM's feature list of the target. Caches are those of the machine this runs on: a target does not
+    name them, and a tuning session compiles and measures on the same CPU model.
+    """
+    if target.kind.name != "llvm":
+        raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
+    return _from_text(str(target))
+
+
+@functools.lru_cache(maxsize=16)
+def _from_text(text: str) -> Machine:
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target(json.loads(text))
+    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    if {"neon", "sve"} & features:
+        vector_bytes, registers = 16, 32  # SVE's width is not known when compiling: its lower 128 bits are NEON
+    elif "avx512f" in features:
+        vector_bytes, registers = 64, 32
+    elif "avx" in features:
+        vector_bytes, registers = 32, 16
+    else:
+        vector_bytes, registers = 16, 16
+    l1_bytes, l2_bytes = caches()
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)))
+
+
+def caches(folder: Path = _SYS_CACHES) -> tuple[int, int]:
+    """Bytes of the first core's L1 data cache and L2, as Linux tells them below `folder`."""
+    found: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = (int((index / "level").read_text()), *(_word(index / n) for n in ("type", "size")))
+        except (OSError, ValueError):
+            continue
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind != "Instruction" and match:
+            found[level] = int(match[1]) * _UNITS[match[2]]
+    return found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
+
+
+def _word(path: Path) -> str:
+    return path.read_text().strip()

@@ -1,0 +1,139 @@
+"""1x1 convolution of a whole NCHW image without any conversion: vectors of pixels, broadcasts of weights.
+
+    for n, pixel group:                                                                              parallel
+        for row group of K:
+            acc[rows][vectors][b pixels] = 0                                                        registers
+            for c:                                                                 by 1 or 4 unrolled
+                for row, vector of the tile:                                                         unrolled
+                    acc[row][vector] += broadcast W[row, c] * X[n, c, pixels of the vector]            vector
+            Y[n, rows, pixels] = acc                  and the epilogue
+
+Only for the layer's own NCHW, where the blocked kernel would transpose twice. An image has to be whole vectors of pixels: 56x56 and
+28x28 are for 16 lanes, 14x14 is for 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+
+_SUMS, _FLAT = "sums", "flat"
+_FMA_LATENCY = 4
+_UNROLLS = (1, 4)
+_POINTS = 12
+#: Output channels whose weights lie side by side.
+_GROUP = 4
+
+
+@dataclass(frozen=True)
+class PointwiseParams:
+    """One point of the space."""
+
+    rows: int  #: output channels in the tile
+    vectors: int  #: of pixels in the tile
+    unroll: int  #: input channels in a step of the reduction
+
+    def to_json(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def applies(shape: ConvShape, mode: Mode) -> bool:
+    """Whether there is a kernel: own layout NCHW, 1x1, stride 1, no padding, no groups, whole vectors of pixels."""
+    plain = shape.pointwise and shape.stride == (1, 1) and shape.pad == (0, 0) and shape.groups == 1
+    return plain and mode is Mode.LAYER and not shape.in_layout.endswith("C") and _pixels(shape) % shape.block == 0
+
+
+def pack_weights(shape: ConvShape, weights: Any) -> Any:
+    """W as K/4, C, 4 from K, C, 1, 1; zeros fill channels up."""
+    dense = np.zeros((_padded_rows(shape), shape.in_channels), np.float32)
+    dense[: shape.out_channels] = weights[:, :, 0, 0]
+    return np.ascontiguousarray(dense.reshape(-1, _GROUP, shape.in_channels).transpose(0, 2, 1))
+
+
+def workload(layer: Layer) -> tvm.IRModule:
+    """The module `main(X, W, [B,] [R,] Y)`."""
+    shape = layer.shape
+    width, pixels, high = shape.in_size[1], _pixels(shape), _padded_rows(shape)
+    x = stages.placeholder_of_input(layer)
+    w = te.placeholder((high // _GROUP, shape.in_channels, _GROUP), name="W")
+    c = te.reduce_axis((0, shape.in_channels), "c")
+
+    def term(n: Any, k: Any, p: Any) -> Any:
+        weight = w[tirx.floordiv(k, _GROUP), c, tirx.floormod(k, _GROUP)]
+        return te.sum(x[n, c, tirx.floordiv(p, width), tirx.floormod(p, width)] * weight, axis=[c])
+
+    sums = te.compute((shape.batch, high, pixels), term, name=_SUMS)
+    given, value = stages.finished(layer)
+    flat = te.compute(
+        (shape.batch, shape.out_channels, pixels),
+        lambda n, k, p: value((n, k, tirx.floordiv(p, width), tirx.floormod(p, width)), sums[n, k, p]),
+        name=_FLAT,
+    )
+    y = te.compute(shape.layer_output(), lambda n, k, h, v: flat[n, k, h * width + v], name=stages.OUT)
+    return stages.module_of([x, w, *given, y])
+
+
+def schedule(sch: Any, layer: Layer, params: PointwiseParams) -> None:
+    """Apply a point of the space to a schedule of `workload(layer)`."""
+    sums, flat, size = sch.get_sblock(_SUMS), sch.get_sblock(_FLAT), layer.shape.block
+    sch.reverse_compute_inline(sch.get_sblock(stages.OUT))
+    n, k, p, c = sch.get_loops(sums)
+    k, row = sch.split(k, [None, params.rows])
+    p, vector, lane = sch.split(p, [None, params.vectors, size])
+    c, step = sch.split(c, [None, params.unroll])
+    sch.reorder(n, p, k, c, step, row, vector, lane)
+    sch.set_scope(sums, 0, "local")
+    sch.reverse_compute_at(flat, k, preserve_unit_loops=True)
+    sch.split(sch.get_loops(flat)[-1], [None, size])
+    stages.unroll_and_vectorize(sch, flat, 3)
+    for loop in (step, row, vector):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    pixels = sch.fuse(n, p)
+    if layer.machine.cores > 1:
+        sch.parallel(pixels)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), 2)
+
+
+def space(layer: Layer) -> list[PointwiseParams]:
+    """The points worth trying, by estimate, the best first."""
+    shape, registers = layer.shape, layer.machine.registers
+    high, vectors = _padded_rows(shape), _pixels(shape) // shape.block
+    unrolls = [unroll for unroll in _UNROLLS if shape.in_channels % unroll == 0]
+    tiles = []
+    for wide in (size for size in range(1, 8) if vectors % size == 0):
+        for rows in (size for size in range(1, 29) if high % size == 0):
+            if rows * wide + (wide + 1 if wide > 1 else 2) <= registers:
+                tiles.append((rows, wide))
+    tiles.sort(key=lambda tile: (_tile_cycles(*tile), -tile[1]))
+    return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
+
+
+def cycles(layer: Layer, params: PointwiseParams) -> float:
+    """Estimated cycles of a run."""
+    shape = layer.shape
+    vectors = shape.batch * _padded_rows(shape) * _pixels(shape) // shape.block
+    return vectors * shape.in_channels * _tile_cycles(params.rows, params.vectors)
+
+
+def _tile_cycles(rows: int, vectors: int) -> float:
+    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a cycle."""
+    sums, loads = rows * vectors, rows + vectors
+    return (max(sums / 2, loads / 2, 2.0 * vectors, _FMA_LATENCY) + 0.05 * loads) / sums
+
+
+def _pixels(shape: ConvShape) -> int:
+    return shape.out_size[0] * shape.out_size[1]
+
+
+def _padded_rows(shape: ConvShape) -> int:
+    return -(-shape.out_channels // _GROUP) * _GROUP

@@ -1,0 +1,173 @@
+"""The sizes of a convolution as the kernels see them: channels in blocks of one vector, groups merged into whole blocks."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.configs import Config, ConvConfig
+from tuna.configs.values import DataType, Direction
+
+#: Up to this many channels a layer is the first of a network: its input is an image in its own layout, never blocked.
+_IMAGE_CHANNELS = 3
+
+
+class Mode(str, enum.Enum):
+    """In what layout a kernel reads its input and writes its answer. Weights always are packed ahead."""
+
+    NATIVE = "native"  #: both in blocks of channels, N, C/block, H, W, block, as another kernel of these wrote it
+    LAYER = "layer"  #: both as the config says; the conversions are part of the kernel
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A forward 2D convolution in blocks of `block` channels.
+
+    Groups are merged until the output channels of one fill whole blocks (`merged` groups make one), and the weights between
+    different groups are zero: a group of 4 channels costs as much as one of `block`, which no vector unit does faster.
+    """
+
+    block: int  #: channels in a block: fp32 values in a vector register
+    batch: int
+    in_channels: int
+    out_channels: int
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    filter: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    merged: int
+    in_layout: str
+    out_layout: str
+
+    @property
+    def group_count(self) -> int:
+        """Groups after merging."""
+        return self.groups // self.merged
+
+    @property
+    def group_in(self) -> int:
+        """Input channels of a merged group."""
+        return self.in_channels // self.group_count
+
+    @property
+    def in_block(self) -> int:
+        """Input channels in one step of the reduction: a block, all of a group, what divides them, or 1 of an image."""
+        if self.image:
+            return 1
+        if self.group_count == 1:
+            return min(self.block, self.group_in)
+        return next(size for size in range(min(self.block, self.group_in), 0, -1) if self.group_in % size == 0)
+
+    @property
+    def in_blocks(self) -> int:
+        """Blocks of input channels of a merged group; the last may be filled up with zeros."""
+        return math.ceil(self.group_in / self.in_block)
+
+    @property
+    def out_blocks(self) -> int:
+        """Blocks of output channels of all groups; the last may be filled up with zeros."""
+        return math.ceil(self.out_channels / self.block)
+
+    @property
+    def group_out_blocks(self) -> int:
+        """Blocks of output channels of a merged group."""
+        return self.out_blocks // self.group_count
+
+    @property
+    def image(self) -> bool:
+        """Whether the native input is the layer's own, for it has too few channels for a block."""
+        return self.in_channels <= _IMAGE_CHANNELS
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the filter is 1 x 1."""
+        return self.filter == (1, 1)
+
+    def fits_native(self) -> bool:
+        """Whether every merged group begins at a block of the native input."""
+        return self.group_count == 1 or self.group_in % self.block == 0
+
+    def native_input(self) -> tuple[int, ...]:
+        """Shape of the input in `Mode.NATIVE`."""
+        if self.image:
+            return self.layer_input()
+        return (self.batch, math.ceil(self.in_channels / self.block), *self.in_size, self.block)
+
+    def native_output(self) -> tuple[int, ...]:
+        """Shape of the answer in `Mode.NATIVE`; channels past the layer's are zero."""
+        return (self.batch, self.out_blocks, *self.out_size, self.block)
+
+    def layer_input(self) -> tuple[int, ...]:
+        """Shape of the input in `Mode.LAYER`."""
+        return _laid_out(self.batch, self.in_channels, self.in_size, self.in_layout)
+
+    def layer_output(self) -> tuple[int, ...]:
+        """Shape of the answer in `Mode.LAYER`."""
+        return _laid_out(self.batch, self.out_channels, self.out_size, self.out_layout)
+
+
+def supported(config: Config) -> bool:
+    """Whether `config` is what a `ConvShape` can describe: a 2D convolution in fp32, forward or backward data.
+
+    Backward data with stride 1 is the forward convolution of dy with the filter turned round, `forward_weights`.
+    """
+    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
+        return False
+    if config.spatial_dim != 2 or min(config.output_shape) < 1:
+        return False
+    if config.direction is Direction.FORWARD:
+        return True
+    turned = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
+    return turned and min(_turned_pad(config)) >= 0
+
+
+def of(config: ConvConfig, block: int) -> ConvShape:
+    """The shape of a supported `config` in blocks of `block` channels; of backward data, that of the convolution of dy."""
+    height, width = config.output_size
+    channels, size = (config.in_channels, config.out_channels), ((config.in_h, config.in_w), (height, width))
+    pad = (config.pad_h, config.pad_w)
+    if config.direction is Direction.BACKWARD_DATA:
+        channels, size, pad = (channels[1], channels[0]), (size[1], size[0]), _turned_pad(config)
+    per_group = channels[1] // config.group_count
+    merges = (count for count in range(1, config.group_count) if config.group_count % count == 0)
+    merged = next((count for count in merges if per_group * count % block == 0), config.group_count)
+    return ConvShape(
+        block=block,
+        batch=config.batchsize,
+        in_channels=channels[0],
+        out_channels=channels[1],
+        in_size=size[0],
+        out_size=size[1],
+        filter=(config.fil_h, config.fil_w),
+        stride=(config.conv_stride_h, config.conv_stride_w),
+        pad=pad,
+        dilation=(config.dilation_h, config.dilation_w),
+        groups=config.group_count,
+        merged=merged,
+        in_layout=config.in_layout,
+        out_layout=config.out_layout,
+    )
+
+
+def forward_weights(config: ConvConfig, weights: Any) -> Any:
+    """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data transposed and turned round."""
+    if config.direction is Direction.FORWARD:
+        return weights
+    groups, taps = config.group_count, weights.shape[2:]
+    split = weights.reshape(groups, config.out_channels // groups, config.in_channels // groups, *taps)
+    turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+    return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
+
+
+def _turned_pad(config: ConvConfig) -> tuple[int, int]:
+    reach = (config.fil_h - 1) * config.dilation_h, (config.fil_w - 1) * config.dilation_w
+    return reach[0] - config.pad_h, reach[1] - config.pad_w
+
+
+def _laid_out(batch: int, channels: int, size: tuple[int, int], layout: str) -> tuple[int, ...]:
+    return (batch, *size, channels) if layout.endswith("C") else (batch, channels, *size)

@@ -1,0 +1,172 @@
+"""Stages that the convolution kernels share: reading an input of either layout, the padded copy, writing the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import te, tirx
+
+from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+
+#: Names of the blocks that a schedule looks for.
+PAD, OUT = "pad", "out"
+
+Reader = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to a sum before it is written: y = relu(sum + bias + residual), each part where it is asked for."""
+
+    bias: bool = False  #: an argument `B`: K values, in native mode K/block, block
+    residual: bool = False  #: an argument `R` in shape and layout of the answer
+    relu: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them, then Y."""
+
+    shape: ConvShape
+    mode: Mode
+    machine: Machine
+    epilogue: Epilogue = Epilogue()
+
+
+def placeholder_of_input(layer: Layer) -> Any:
+    """The placeholder `X` of a kernel's input."""
+    extents = layer.shape.native_input() if layer.mode is Mode.NATIVE else layer.shape.layer_input()
+    return te.placeholder(extents, name="X", dtype="float32")
+
+
+def reader(x: Any, layer: Layer) -> Reader:
+    """Reads X by (batch, block of input channels, row, column, channel in the block); inside its extents only."""
+    shape = layer.shape
+    if layer.mode is Mode.NATIVE and not shape.image:
+        return lambda n, c, h, w, i: x[n, c, h, w, i]
+    size = shape.in_block
+    if shape.in_layout.endswith("C"):
+        return lambda n, c, h, w, i: x[n, h, w, c * size + i]
+    return lambda n, c, h, w, i: x[n, c * size + i, h, w]
+
+
+def ragged(shape: ConvShape) -> bool:
+    """Whether the last block of input channels is not full."""
+    return shape.in_blocks * shape.in_block > shape.group_in
+
+
+def padded_copy(
+    read: Reader,
+    shape: ConvShape,
+    extent: tuple[int, int],
+    step: tuple[int, int] = (1, 1),
+    pad: tuple[int, int] | None = None,
+) -> Any:
+    """The input with its padding as N, C/block, H, W, block, `extent` rows and columns; zero outside the input.
+
+    `step` takes every second, third, ... row and column only; `pad` is another padding than the layer's.
+    """
+    (ph, pw), (height, width), (sh, sw) = pad or shape.pad, shape.in_size, step
+
+    def value(n: Any, c: Any, h: Any, w: Any, i: Any) -> Any:
+        conditions = []
+        if ph or (extent[0] - 1) * sh >= height + ph:
+            conditions += [h * sh >= ph, h * sh < height + ph]
+        if pw or (extent[1] - 1) * sw >= width + pw:
+            conditions += [w * sw >= pw, w * sw < width + pw]
+        if ragged(shape):
+            conditions.append(c * shape.in_block + i < shape.in_channels)
+        inside = read(n, c, h * sh - ph, w * sw - pw, i)
+        return tirx.if_then_else(tirx.all(*conditions), inside, tirx.const(0.0, "float32")) if conditions else inside
+
+    blocks = shape.group_count * shape.in_blocks
+    return te.compute((shape.batch, blocks, *extent, shape.in_block), value, name=PAD)
+
+
+def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
+    """The epilogue's placeholders, and what makes a value of the answer from its index in the answer and its sum."""
+    shape, wanted = layer.shape, layer.epilogue
+    native = layer.mode is Mode.NATIVE
+    extents = shape.native_output() if native else shape.layer_output()
+    channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
+    last = shape.out_layout.endswith("C")
+    bias = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
+    residual = te.placeholder(extents, name="R", dtype="float32") if wanted.residual else None
+
+    def value(index: tuple[Any, ...], found: Any) -> Any:
+        if bias is not None:
+            found = found + bias[(index[1], index[4]) if native else (index[3] if last else index[1],)]
+        if residual is not None:
+            found = found + residual[index]
+        return tirx.max(found, tirx.const(0.0, "float32")) if wanted.relu else found
+
+    return [given for given in (bias, residual) if given is not None], value
+
+
+def answer(accumulated: Any, layer: Layer) -> list[Any]:
+    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block that may exceed the answer."""
+    shape, size = layer.shape, layer.shape.block
+    given, value = finished(layer)
+    if layer.mode is Mode.NATIVE:
+        return [*given, te.compute(shape.native_output(), lambda *index: value(index, accumulated[index]), name=OUT)]
+
+    def own_layout(*index: Any) -> Any:
+        n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if shape.out_layout.endswith("C") else range(4)))
+        return value(index, accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)])
+
+    return [*given, te.compute(shape.layer_output(), own_layout, name=OUT)]
+
+
+def module_of(arguments: Sequence[Any]) -> tvm.IRModule:
+    """The IRModule of a workload. Index arithmetic has 64 bits, as in functions that come from a Relax model."""
+    function = te.create_prim_func(list(arguments), index_dtype_override="int64")
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
+
+
+def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
+    """Unroll the loops of `block` below `depth`, but vectorise the last."""
+    *outer, last = sch.get_loops(block)[depth:]
+    for loop in outer:
+        sch.unroll(loop)
+    sch.vectorize(last)
+
+
+def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int) -> None:
+    """Write the answer at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
+
+    A tile that goes to NCHW is written pixel by pixel: each channel of a vector to a row of its own.
+    """
+    out = sch.get_sblock(OUT)
+    sch.reverse_compute_at(out, loop, preserve_unit_loops=True)
+    if layer.mode is Mode.LAYER:
+        _, *loops = sch.get_loops(out)[depth:]
+        channels = loops.pop(2 if layer.shape.out_layout.endswith("C") else 0)
+        blocks, lane = sch.split(channels, [None, layer.shape.block])
+        sch.reorder(blocks, *loops, lane)
+    unroll_and_vectorize(sch, out, depth)
+
+
+def schedule_pad(sch: Any, layer: Layer, *, placed: bool = False) -> None:
+    """The padded copy; unless it was `placed` into another stage it is made whole, before everything else."""
+    *outer, w, i = sch.get_loops(sch.get_sblock(PAD))
+    if not placed:
+        fused = sch.fuse(*outer)
+        if layer.machine.cores > 1:
+            sch.parallel(fused)
+    if layer.shape.in_block > 1:
+        sch.vectorize(i)
+    else:
+        sch.annotate(w, "pragma_loop_partition_hint", 1)
+
+
+def conversion_cycles(layer: Layer) -> float:
+    """Estimated cycles of bringing an NCHW input into blocks and the answer back: measured, two thirds and half a cycle a value."""
+    shape = layer.shape
+    if layer.mode is Mode.NATIVE or shape.in_layout.endswith("C"):
+        return 0.0
+    values = 0.0 if shape.image else 0.65 * shape.in_channels * shape.in_size[0] * shape.in_size[1]
+    return shape.batch * (values + 0.5 * shape.out_channels * shape.out_size[0] * shape.out_size[1])

@@ -1,0 +1,300 @@
+"""Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine sums for each m x m outputs.
+
+    for n, block of tile rows:                                                                      parallel
+        D = padded copy of the rows of X that the block reads                                            L1
+        for C/b, tile:                                       one tile of a x a pixels, a = m + 2, b channels
+            P = BT d            down the columns, u                                     unrolled, registers
+            V[u][v][C/b][tile][b] = P B         along the rows, v                            unrolled; to L2
+        for u, v, block group of K, group of tiles:
+            acc[blocks][tiles][b] = 0                                                             registers
+            for C/b, channel in the block:                                         by 1, 2 or 4 unrolled
+                acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]         unrolled, vector
+            M[u][v][K/b][tile][b] = acc                                                               to L2
+        for K/b, tile:
+            Q = AT M            down, y                                                 unrolled, registers
+            Z = Q A             along, x                                                unrolled, registers
+            Y = Z               and the epilogue
+
+U is the transformed filter, made ahead in double precision. V and M of a block are what has to stay in L2.
+
+What it costs in accuracy is `ERROR_BOUND`: the largest error relative to the largest magnitude of the answer, for inputs and
+weights of any scale. Direct sums have about 1e-6; it grows with m because the points' powers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+
+#: Outputs of a tile in each direction, by how often they win.
+OUTPUTS = (4, 2, 6)
+#: Largest error over largest magnitude of the answer, up to 2,048 input channels.
+ERROR_BOUND = {2: 5e-6, 4: 5e-5, 6: 1e-4}
+_TAPS = 3
+_FMA_LATENCY = 4
+#: Bytes a cycle that a core streams from beyond its L2.
+_L3_BYTES = 12.0
+_UNROLLS = (4, 1)
+_POINTS = 16
+_DOWN, _ACROSS, _PRODUCT, _UP, _ALONG = "down", "across", "product", "up", "along"
+
+
+@dataclass(frozen=True)
+class WinogradParams:
+    """One point of the space of F(m x m, 3 x 3)."""
+
+    rows: int  #: tile rows in a block
+    tiles: int  #: tiles in a register tile
+    blocks: int  #: blocks of output channels in a register tile
+    unroll: int  #: input channels in a step of the reduction
+
+    def to_json(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def applies(shape: ConvShape, mode: Mode, outputs: int) -> bool:
+    """Whether there is a kernel for the layer: 3x3, stride 1, no groups, no dilation, and more than one tile wide."""
+    plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
+    return plain and shape.filter == (_TAPS, _TAPS) and not shape.image and min(shape.out_size) >= outputs
+
+
+def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
+    """U as a, a, K/b, C/i, i, b from W as K, C, 3, 3: G w GT in double precision, rounded once; zeros fill channels up."""
+    filter_transform = _doubles(transforms(outputs, _TAPS).filter)
+    size = outputs + _TAPS - 1
+    dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS, _TAPS))
+    dense[: shape.out_channels, : shape.in_channels] = weights
+    found = np.einsum("ui,kcij,vj->uvkc", filter_transform, dense, filter_transform, optimize=True)
+    split = found.reshape(size, size, shape.out_blocks, shape.block, shape.in_blocks, shape.in_block)
+    return np.ascontiguousarray(split.transpose(0, 1, 2, 4, 5, 3), dtype=np.float32)
+
+
+def workload(layer: Layer, outputs: int) -> tvm.IRModule:
+    """The module `main(X, U, [B,] [R,] Y)`."""
+    shape, m = layer.shape, outputs
+    matrices, size = transforms(m, _TAPS), m + _TAPS - 1
+    high, wide = tile_counts(layer, m)
+    batch, ins, outs = shape.batch, shape.in_blocks, shape.out_blocks
+    x = stages.placeholder_of_input(layer)
+    u = te.placeholder((size, size, outs, ins, shape.in_block, shape.block), name="U")
+    data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
+    down = te.compute(
+        (batch, ins, high, wide, size, size, shape.in_block),
+        lambda n, c, h, w, row, col, i: _input_row(
+            matrices.input, row, lambda j: data[n, c, h * m + j, w * m + col, i]
+        ),
+        name=_DOWN,
+    )
+    across = te.compute(
+        (batch, size, size, ins, high, wide, shape.in_block),
+        lambda n, row, col, c, h, w, i: _input_row(matrices.input, col, lambda j: down[n, c, h, w, row, j, i]),
+        name=_ACROSS,
+    )
+    c, i = te.reduce_axis((0, ins), "c"), te.reduce_axis((0, shape.in_block), "i")
+    product = te.compute(
+        (batch, size, size, outs, high, wide, shape.block),
+        lambda n, row, col, k, h, w, lane: te.sum(
+            across[n, row, col, c, h, w, i] * u[row, col, k, c, i, lane], axis=[c, i]
+        ),
+        name=_PRODUCT,
+    )
+    up = te.compute(
+        (batch, outs, high, wide, m, size, shape.block),
+        lambda n, k, h, w, y, col, lane: _output_row(matrices.output, y, lambda j: product[n, j, col, k, h, w, lane]),
+        name=_UP,
+    )
+    along = te.compute(
+        (batch, outs, high * m, wide * m, shape.block),
+        lambda n, k, h, w, lane: _output_row(
+            matrices.output, w % m, lambda j: up[n, k, tirx.floordiv(h, m), tirx.floordiv(w, m), h % m, j, lane]
+        ),
+        name=_ALONG,
+    )
+    return stages.module_of([x, u, *stages.answer(along, layer)])
+
+
+def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> None:
+    """Apply a point of the space to a schedule of `workload(layer, outputs)`."""
+    block = sch.get_sblock
+    along = block(_ALONG)
+    n, k, h, w, lane = sch.get_loops(along)
+    rows, h, y = sch.split(h, [None, params.rows, outputs])
+    w, x = sch.split(w, [None, outputs])
+    sch.reorder(n, rows, k, h, w, y, x, lane)
+    rows = sch.fuse(n, rows)
+    if layer.machine.cores > 1:
+        sch.parallel(rows)
+    sch.compute_at(block(_UP), w, preserve_unit_loops=True)
+    for name in (_UP, _ALONG):
+        sch.set_scope(block(name), 0, "local")
+    stages.schedule_answer(sch, layer, w, 4)
+    for name in (_UP, _ALONG):
+        stages.unroll_and_vectorize(sch, block(name), 4)
+    _schedule_product(sch, params, rows)
+    sch.compute_at(block(_ACROSS), rows, preserve_unit_loops=True)
+    row, col, c, h, w, i = sch.get_loops(block(_ACROSS))[-6:]
+    sch.reorder(c, h, w, row, col, i)
+    sch.compute_at(block(_DOWN), w, preserve_unit_loops=True)
+    sch.set_scope(block(_DOWN), 0, "local")
+    stages.unroll_and_vectorize(sch, block(_DOWN), 5)
+    for loop in (row, col):
+        sch.unroll(loop)
+    sch.vectorize(i)
+    sch.compute_at(block(stages.PAD), rows, preserve_unit_loops=True)
+    stages.schedule_pad(sch, layer, placed=True)
+
+
+def _schedule_product(sch: Any, params: WinogradParams, at: Any) -> None:
+    """The batched product of matrices at the block of tile rows."""
+    product = sch.get_sblock(_PRODUCT)
+    sch.compute_at(product, at, preserve_unit_loops=True)
+    row, col, k, h, w, lane, c, i = sch.get_loops(product)[-8:]
+    group, tile = sch.split(sch.fuse(h, w), [None, params.tiles])
+    k, kn = sch.split(k, [None, params.blocks])
+    i, step = sch.split(i, [None, params.unroll])
+    sch.reorder(row, col, k, group, c, i, step, tile, kn, lane)
+    depth = 6
+    written = sch.cache_write(product, 0, "local")
+    sch.reverse_compute_at(written, group, preserve_unit_loops=True)
+    stages.unroll_and_vectorize(sch, written, depth)
+    for loop in (step, tile, kn):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(product, c), depth)
+
+
+def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
+    """Tiles down and across: as many as cover the answer, or a few more across where they divide into better register tiles."""
+    high, wide = (-(-size // outputs) for size in layer.shape.out_size)
+
+    def cost(count: int) -> float:
+        return count * min(_tile_cycles(tile) for tile in _register_tiles(layer, high, count))
+
+    return high, min(range(wide, wide + max(1, wide // 8) + 1), key=cost)
+
+
+def space(layer: Layer, outputs: int) -> list[WinogradParams]:
+    """The points worth trying, by estimate, the best first."""
+    high, wide = tile_counts(layer, outputs)
+    found = [(_cycles(layer, outputs, tile), -tile[2], tile) for tile in _register_tiles(layer, high, wide)]
+    tiles = [tile for *_, tile in sorted(found)]
+    unrolls = [unroll for unroll in _UNROLLS if layer.shape.in_block % unroll == 0]
+    points = [WinogradParams(*tile, unroll) for unroll in unrolls for tile in tiles[: _POINTS // 2]]
+    return points[:_POINTS]
+
+
+def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
+    """Estimated cycles of a run, transforms included: about two operations a cycle, and a store for each value."""
+    shape, size = layer.shape, outputs + _TAPS - 1
+    high, wide = tile_counts(layer, outputs)
+    tile = (params.rows, params.tiles, params.blocks)
+    transformed = (
+        high * wide * (shape.in_blocks * 2.5 * size * size + shape.out_blocks * 2.0 * size * (size + outputs) / 2)
+    )
+    return shape.batch * (_cycles(layer, outputs, tile) + transformed) + stages.conversion_cycles(layer)
+
+
+def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
+    """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers; tiles are part of a row or whole rows."""
+    machine, found = layer.machine, []
+    for rows in (size for size in range(1, high + 1) if high % size == 0):
+        for tiles in (
+            size for size in range(1, 29) if wide % size == 0 or (size % wide == 0 and rows * wide % size == 0)
+        ):
+            for blocks in (size for size in range(1, 7) if layer.shape.out_blocks % size == 0):
+                if tiles * blocks + (blocks + 1 if blocks > 1 else 2) <= machine.registers:
+                    found.append((rows, tiles, blocks))
+    return found
+
+
+def _tile_cycles(tile: tuple[int, int, int]) -> float:
+    """Cycles per multiply-add of a vector in the product of matrices, at two of them and two loads a cycle."""
+    _, tiles, blocks = tile
+    sums, loads = tiles * blocks, tiles + blocks
+    return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
+
+
+def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
+    """Cycles of the products of one image, with what they stream from beyond L2."""
+    shape, machine = layer.shape, layer.machine
+    high, wide = tile_counts(layer, outputs)
+    rows, count, size = tile[0], high * wide, (outputs + _TAPS - 1) ** 2
+    ins, outs = shape.in_blocks * shape.in_block, shape.out_blocks * shape.block
+    products = size * count * ins * shape.out_blocks * _tile_cycles(tile)
+    between = 4 * size * rows * wide * (ins + outs)
+    filters = 4 * size * ins * outs
+    streamed = 0.0
+    if between + filters > machine.l2_bytes:
+        streamed += filters * (high / rows)
+    if between > machine.l2_bytes * 3 // 4:
+        streamed += 2.0 * between * (high / rows)
+    bands = shape.batch * high // rows
+    busiest = -(-bands // machine.cores) * machine.cores / bands  # of the cores, as a multiple of an even share
+    return (products + streamed / _L3_BYTES) * busiest
+
+
+def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
+    """Row `index` of matrix times terms; even and odd columns are added apart, so that rows of +p and -p share both sums."""
+
+    def value(row: tuple[Fraction, ...]) -> Any:
+        even = _weighted([(row[j], term(j)) for j in range(0, len(row), 2)])
+        odd = [(row[j], term(j)) for j in range(1, len(row), 2) if row[j]]
+        if not odd:
+            return even
+        if odd[0][0] > 0:
+            return _weighted(odd) if even is None else even + _weighted(odd)
+        flipped = _weighted([(-factor, operand) for factor, operand in odd])
+        return _weighted(odd) if even is None else even - flipped
+
+    return _choose(index, [value(row) for row in matrix])
+
+
+def _output_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:
+    """Row `index` of matrix times terms; the terms of +p and -p are added and subtracted once for all rows."""
+    last = len(matrix[0]) - 1
+
+    def value(row: tuple[Fraction, ...]) -> Any:
+        parts = [(row[0], term(0))]
+        for plus in range(1, last - 1, 2):
+            both = term(plus) + term(plus + 1) if row[plus] == row[plus + 1] else term(plus) - term(plus + 1)
+            parts.append((row[plus], both))
+        if last % 2 == 0:  # a point without its negative
+            parts.append((row[last - 1], term(last - 1)))
+        return _weighted([*parts, (row[last], term(last))])
+
+    return _choose(index, [value(row) for row in matrix])
+
+
+def _weighted(parts: list[tuple[Fraction, Any]]) -> Any:
+    """The sum of factor times operand, None if every factor is zero."""
+    terms = [
+        operand if factor == 1 else operand * tirx.const(float(factor), "float32")
+        for factor, operand in parts
+        if factor
+    ]
+    return reduce(lambda a, b: a + b, terms) if terms else None
+
+
+def _choose(index: Any, values: list[Any]) -> Any:
+    """values[index]; folds away where the index is a constant after unrolling."""
+    *others, found = values
+    for position in reversed(range(len(others))):
+        found = tirx.Select(index == position, others[position], found)
+    return found
+
+
+def _doubles(matrix: Matrix) -> Any:
+    return np.array([[float(value) for value in row] for row in matrix])
