@@ -138,7 +138,7 @@ def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
 def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int) -> None:
     """Write the answer at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
 
-    A tile that goes to NCHW is written pixel by pixel: each channel of a vector to a row of its own.
+    A tile that goes to NCHW is written pixel by pixel: each channel of a vector to another row.
     """
     out = sch.get_sblock(OUT)
     sch.reverse_compute_at(out, loop, preserve_unit_loops=True)
