@@ -47,6 +47,13 @@ def test_the_drawing_of_the_states_is_made_from_the_transition_table() -> None:
     assert drawn[1] == mermaid(), "run: python -m tuna.pipeline.diagram"
 
 
+def test_each_package_and_module_has_its_place_in_the_architecture() -> None:
+    table = ARCHITECTURE.split("## Packages")[1].split("##")[0]
+    names = {path.parent.name + "/" for path in ROOT.glob("tuna/*/__init__.py")}
+    names |= {path.name for path in ROOT.glob("tuna/*.py") if not path.name.startswith("__")}
+    assert {name for name in names if f"`tuna/{name}`" not in table} <= {"data/"}
+
+
 @pytest.mark.parametrize("table", Base.metadata.tables)
 def test_each_table_is_in_the_documents(table: str) -> None:
     assert f"`{table}`" in ARCHITECTURE
