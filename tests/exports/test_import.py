@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from shared_data import shared_data
+from shared_data import DRILLS, shared_data
 
 from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
@@ -18,7 +18,8 @@ from tuna.exports.diff import diff
 from tuna.exports.entries import Pair
 from tuna.exports.importer import import_db
 from tuna.libraries.base import Environment
-from tuna.libraries.miopen.formats import perf_db
+from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.formats import find_db, perf_db
 
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"
@@ -58,16 +59,38 @@ def results(engine: sa.Engine) -> dict[tuple[str, str], tuple[float | None, int,
         }
 
 
+def _part_of(find: Path, perf: Path, folder: Path) -> tuple[Path, Path, tuple[tuple[int, int], tuple[int, int]]]:
+    """Every sixth line of a find db and what a perf db has for it, under the same names; (rows, configs) of both."""
+    folder.mkdir()
+    lines = bz2.decompress(find.read_bytes()).decode().splitlines(keepends=True)[::6]
+    records = [find_db.parse_line(line) for line in lines]
+    keys = {problem_key.parse(record.key).perf() for record in records}
+    params = [record for record in perf_db.read(perf) if record.key in keys]
+    (folder / find.name).write_bytes(bz2.compress("".join(lines).encode()))
+    perf_db.write(folder / perf.name.removesuffix(".bz2"), params)
+    found = (sum(len(record.items) for record in records), len(records))
+    return (
+        folder / find.name,
+        folder / perf.name.removesuffix(".bz2"),
+        (found, (len(params), len({record.key for record in params}))),
+    )
+
+
 def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
     find = shared_data("miopen_db", "gfx942130.HIP.fdb.txt.bz2")
     perf = shared_data("miopen_db", "gfx942130.db.bz2")
+    counts = ((37_792, 9_600), (21_058, 9_393))
+    if (
+        engine.dialect.name != "sqlite" and DRILLS < 2
+    ):  # the whole of it on the other database, and here in a long drill
+        find, perf, counts = _part_of(find, perf, tmp_path / "part")
     first = import_db(engine, find, session_id)
-    assert (first.rows, first.configs, first.new_configs, dict(first.skipped)) == (37_792, 9_600, 9_600, {})
+    assert (first.rows, first.configs, first.new_configs, dict(first.skipped)) == (*counts[0], counts[0][1], {})
     second = import_db(engine, perf, session_id)
     # All of the perf db's configs follow from the keys of the find db.
-    assert (second.rows, second.configs, second.new_configs, dict(second.skipped)) == (21_058, 9_393, 0, {})
+    assert (second.rows, second.configs, second.new_configs, dict(second.skipped)) == (*counts[1], 0, {})
     assert import_db(engine, find, session_id).changed == import_db(engine, perf, session_id).changed == 0
 
     again = exported(engine, session_id, "find", tmp_path)
@@ -76,7 +99,7 @@ def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     rows = exported(engine, session_id, "perf", tmp_path)
     assert not diff(perf, rows).differs
     assert {record.key for record in perf_db.read(rows)} == {record.key for record in perf_db.read(perf)}
-    assert len({record.key for record in perf_db.read(rows)}) == 9_393
+    assert len({record.key for record in perf_db.read(rows)}) == counts[1][1]
     for form, path in (("find", again), ("perf", rows)):
         before = path.read_bytes()
         assert exported(engine, session_id, form, tmp_path / "2").read_bytes() == before
