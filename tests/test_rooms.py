@@ -15,8 +15,6 @@ from shared_data import need
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 400
-#: Longer, and about to be parted.
-KNOWN_LONG: set[str] = set()
 #: Modules of the first release that have another name or place, as `room/module`.
 OLD_MODULES = (
     *("cli/actions", "cli/seeds", "db/members"),
@@ -85,7 +83,7 @@ def test_a_circle_through_a_function_and_a_type_would_be_found() -> None:
 def test_no_module_is_long() -> None:
     paths = [path for folder in ("tuna", "tests", "benchmarks", "migrations") for path in (ROOT / folder).rglob("*.py")]
     long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT}
-    assert long <= KNOWN_LONG
+    assert long == set()
 
 
 def _tracked() -> list[Path]:

@@ -15,8 +15,7 @@ import pytest
 
 from tuna.cli.main import COMMANDS
 from tuna.db.overview import Overview
-from tuna.pipeline.states import IN_FLIGHT
-from tuna.vocabulary import State
+from tuna.vocabulary import IN_FLIGHT, State
 
 Type = Callable[..., object]
 

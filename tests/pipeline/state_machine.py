@@ -45,8 +45,8 @@ from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
-from tuna.pipeline.states import IN_FLIGHT, TRANSITIONS
-from tuna.vocabulary import Cause, State
+from tuna.pipeline.states import TRANSITIONS
+from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 
 class Machine(RuleBasedStateMachine):

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from tuna.pipeline import states
-from tuna.pipeline.states import CLAIMABLE, IN_FLIGHT, TRANSITIONS
-from tuna.vocabulary import Resource, State
+from tuna.pipeline.states import CLAIMABLE, TRANSITIONS
+from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))

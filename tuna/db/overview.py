@@ -92,7 +92,7 @@ _SESSIONS = (
 
 
 #: Served by ix_find_db_simulated_session_id: only marked rows are read.
-SIMULATED = sa.select(_find_db.c.session_id).where(_find_db.c.simulated.is_(sa.true())).distinct()
+SIMULATED = sa.select(_find_db.c.session_id).where(_find_db.c.simulated == sa.true()).distinct()
 
 
 def counts_statement(dialect: str) -> sa.Executable:

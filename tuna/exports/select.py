@@ -80,7 +80,7 @@ def count_simulated(connection: sa.Connection, selection: Selection) -> int:
     """How many of the results were timed by a stand-in; golden versions have none."""
     if selection.rows is not FindDb:
         return 0
-    query = sa.select(sa.func.count()).where(FindDb.simulated.is_(sa.true()))
+    query = sa.select(sa.func.count()).where(FindDb.simulated == sa.true())
     return int(connection.execute(selection.chosen(query)).scalar_one())
 
 

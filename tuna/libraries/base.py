@@ -119,7 +119,7 @@ class Library(ABC):
         """
 
     def probe(self, device: DeviceHandle) -> str:
-        """Why `device` does not answer, empty when it does; called before its first work and after a failure.
+        """Why `device` does not answer, empty when it does. The pipeline does not call it yet.
 
         Takes seconds at most. The default does not check, and assumes a healthy device.
         """

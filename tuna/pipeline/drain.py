@@ -34,9 +34,9 @@ from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
-from tuna.pipeline.states import IN_FLIGHT, check, done, running, waiting
+from tuna.pipeline.states import check, done, running, waiting
 from tuna.pipeline.winners import Winners, best
-from tuna.vocabulary import Cause, Resource, State
+from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.models import Job
-from tuna.pipeline.states import IN_FLIGHT
+from tuna.vocabulary import IN_FLIGHT
 
 #: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size of the session.
 ORPHANS = (

@@ -14,9 +14,9 @@ from tuna.db.types import utc_now
 from tuna.pipeline.failures import after_failure
 from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import Scope, libraries_of
-from tuna.pipeline.states import IN_FLIGHT, check, waiting
+from tuna.pipeline.states import check, waiting
 from tuna.pipeline.work_items import work_items
-from tuna.vocabulary import Cause, State
+from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
 _COLUMNS = (

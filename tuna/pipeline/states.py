@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tuna.vocabulary import IN_FLIGHT as IN_FLIGHT
-from tuna.vocabulary import Resource, State
+from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {

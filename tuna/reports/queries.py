@@ -107,7 +107,7 @@ def read_figures(connection: sa.Connection, session_id: int) -> ReportFigures:
 
 def _simulated(connection: sa.Connection, session_id: int) -> int:
     """Served by ix_find_db_simulated_session_id."""
-    marked = sa.and_(FindDb.simulated.is_(sa.true()), FindDb.session_id == session_id)
+    marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
     return connection.execute(sa.select(sa.func.count()).select_from(FindDb).where(marked)).scalar_one()
 
 

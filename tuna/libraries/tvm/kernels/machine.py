@@ -31,11 +31,6 @@ class Machine:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
 
-    @property
-    def accumulators(self) -> int:
-        """Registers for sums: four are left for loads and broadcasts."""
-        return self.registers - 4
-
 
 def from_target(target: Any) -> Machine:
     """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
