@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuna.configs import BatchNormConfig, Config, ConvConfig, DataType, Direction, GemmConfig
+from tuna.configs import BatchNormConfig, Config, ConvConfig, DataType, Direction, GemmConfig, conv, gemm
 
 sizes = st.integers(1, 40)
 
@@ -26,7 +26,7 @@ def convs(draw: st.DrawFn) -> ConvConfig:
         "in_channels": groups * draw(sizes),
         "out_channels": groups * draw(sizes),
         "direction": draw(st.sampled_from(Direction)),
-        "data_type": draw(st.sampled_from(DataType)),
+        "data_type": draw(st.sampled_from(list(conv.COMMANDS))),
         "in_layout": layout,
         "fil_layout": layout,
         "out_layout": layout,
@@ -51,8 +51,32 @@ gemms = st.builds(
     batch_count=sizes,
     trans_a=st.booleans(),
     trans_b=st.booleans(),
-    data_type=st.sampled_from(DataType),
+    data_type=st.sampled_from(list(gemm.COMMANDS)),
 )
+
+
+@st.composite
+def wide_gemms(draw: st.DrawFn) -> GemmConfig:
+    """Any valid matrix product, with gaps, types and scales that MIOpenDriver has no flags for."""
+    m, n, k, trans_a, trans_b = draw(sizes), draw(sizes), draw(sizes), draw(st.booleans()), draw(st.booleans())
+    data_type = draw(st.sampled_from([found for found in DataType if found is not DataType.INT32]))
+
+    def maybe(lowest: int) -> int | None:
+        return draw(st.none() | st.integers(lowest, lowest + 3))
+
+    scales = st.sampled_from(["", "tensor", "vector", "block32_e8m0", "block1x128"])
+    return GemmConfig(
+        *(m, n, k, draw(st.integers(1, 3)), trans_a, trans_b, data_type),
+        *(maybe(m if trans_a else k), maybe(k if trans_b else n), maybe(n), maybe(0), maybe(0), maybe(1)),
+        b_type=draw(st.none() | st.just(DataType.BF16)),
+        c_type=draw(st.none() | st.sampled_from(DataType)),
+        compute_type=draw(st.none() | st.just("TF32")) if data_type is DataType.FP32 else None,
+        scale_a=draw(scales),
+        scale_b=draw(scales),
+        scale_c=draw(scales),
+    )
+
+
 factors = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -78,4 +102,4 @@ def batch_norms(draw: st.DrawFn) -> BatchNormConfig:
     )
 
 
-configs: st.SearchStrategy[Config] = st.one_of(convs(), gemms, batch_norms())
+configs: st.SearchStrategy[Config] = st.one_of(convs(), gemms, wide_gemms(), batch_norms())

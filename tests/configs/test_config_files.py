@@ -184,7 +184,7 @@ def test_the_largest_real_list_gives_the_known_counts(driver_commands: Path) -> 
         total=1370, accepted=1287, ignored=36, rejected=1, unsupported=46, expanded=349, duplicates=1000
     )
     wrong = [str(rejection).split("all.txt:")[1] for rejection in parsed.rejections if not rejection.unsupported]
-    assert wrong == ["1341: there is no MIOpenDriver command in the line, and it is no find-db key"]
+    assert [text.partition(",")[0] for text in wrong] == ["1341: there is no MIOpenDriver command in the line"]
 
 
 def test_lines_that_mituna_accepts_give_the_configs_that_mituna_imports(driver_commands: Path) -> None:

@@ -4,10 +4,11 @@ from tuna.configs.batch_norm import BatchNormConfig
 from tuna.configs.config import Config
 from tuna.configs.conv import ConvConfig
 from tuna.configs.driver import UnsupportedCommand, UnsupportedLine, parse_line
-from tuna.configs.files import LineCounts, ParsedFile, Rejection, parse_file, parse_lines
+from tuna.configs.files import parse_file, parse_lines
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import KINDS, ConfigKind, from_json, from_json_text, kind_of
 from tuna.configs.lines import LINE_FORMS, LineForm, read_line, read_one
+from tuna.configs.tally import LineCounts, ParsedFile, Rejection, Tally
 from tuna.configs.values import DataType, Direction
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LineForm",
     "ParsedFile",
     "Rejection",
+    "Tally",
     "UnsupportedCommand",
     "UnsupportedLine",
     "from_json",

@@ -26,11 +26,14 @@ class Config:
     Its fields are whatever JSON can hold: numbers, strings, booleans, enums, tuples of these. From them come the JSON
     form, the canonical text and the key; a subclass says its `kind`, `label` and `flops`, and checks in `__post_init__`
     what the types of its fields do not say (raising BadInput or ValueError). Once there are databases with configs of a
-    kind, another field, name or order of fields makes other keys.
+    kind, another name or order of fields makes other keys, and so does another field that is not in `later_fields`.
     """
 
     kind: ClassVar[str]
     json_fields: ClassVar[tuple[str, ...]] = ()  #: in the order of `to_json`; empty: all, as they are declared
+    #: Fields that the kind got after its first release. Where one has its default, the JSON and the canonical text leave it
+    #: out, so that the keys of earlier configs stay.
+    later_fields: ClassVar[tuple[str, ...]] = ()
     #: The field that holds the SHA-256 (64 hex digits) of the config's body, where a kind has one: bytes that are too
     #: large for a field. Workers find them in the artifact store, under that digest.
     body_field: ClassVar[str] = ""
@@ -58,10 +61,17 @@ class Config:
         """The fields in the order of `to_json`."""
         return cls.json_fields or tuple(field.name for field in fields(cls))
 
+    def stated_fields(self) -> tuple[str, ...]:
+        """The fields that the JSON and the canonical text hold: all, except `later_fields` with their defaults."""
+        if not self.later_fields:
+            return self.field_names()
+        later = {name for name in self.later_fields if getattr(self, name) == getattr(type(self), name)}
+        return tuple(name for name in self.field_names() if name not in later)
+
     def to_json(self) -> dict[str, Any]:
         """`kind` and the fields; `from_json` reads it."""
         found: dict[str, Any] = {"kind": self.kind}
-        for name in self.field_names():
+        for name in self.stated_fields():
             value = getattr(self, name)
             found[name] = value.value if isinstance(value, Enum) else value
         return found

@@ -10,7 +10,7 @@ from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from tuna.configs.config import Config
-from tuna.configs.values import DATA_TYPES, DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
+from tuna.configs.values import DIRECTIONS, MAX_COUNT, DataType, Direction, check_sizes, member
 from tuna.errors import BadInput
 
 #: The layouts that Tuna tunes, by number of spatial dimensions; the first is MIOpen's default.
@@ -31,6 +31,7 @@ COMMANDS: dict[DataType, str] = {
     DataType.BF16: "convbfp16",
     DataType.INT8: "convint8",
 }
+_DATA_TYPES: dict[str, DataType] = {data_type.value: data_type for data_type in COMMANDS}
 FORW: dict[Direction, int] = {Direction.FORWARD: 1, Direction.BACKWARD_DATA: 2, Direction.BACKWARD_WEIGHTS: 4}
 
 #: Every field, in the order of `to_json` and of the canonical text.
@@ -114,8 +115,8 @@ class ConvConfig(Config):
     def __post_init__(self) -> None:
         if type(self.direction) is not Direction:
             object.__setattr__(self, "direction", member(DIRECTIONS, "direction", self.direction))
-        if type(self.data_type) is not DataType:
-            object.__setattr__(self, "data_type", member(DATA_TYPES, "data_type", self.data_type))
+        if type(self.data_type) is not DataType or self.data_type not in COMMANDS:
+            object.__setattr__(self, "data_type", member(_DATA_TYPES, "data_type", self.data_type))
         self._check_words()
         self._check_numbers()
         self._check_shape()

@@ -16,12 +16,17 @@ MAX_COUNT = 2**63 - 1
 
 
 class DataType(str, Enum):
-    """The type of every tensor of a layer, by MIOpen's name."""
+    """The type of a layer's tensors, by MIOpen's name where it has one; a kind of layer says which of them it can have."""
 
     FP32 = "FP32"  #: IEEE single precision
     FP16 = "FP16"  #: IEEE half precision
     BF16 = "BF16"  #: bfloat16
     INT8 = "INT8"  #: signed bytes, accumulated in 32 bits
+    INT32 = "INT32"  #: only of the answer of a matrix product
+    FP8_E4M3 = "FP8_E4M3"  #: OCP's 8 bits with 4 of exponent (PyTorch's float8_e4m3fn)
+    FP8_E5M2 = "FP8_E5M2"  #: OCP's 8 bits with 5 of exponent
+    FP8_E4M3FNUZ = "FP8_E4M3FNUZ"  #: without negative zero, as gfx942 has it
+    FP8_E5M2FNUZ = "FP8_E5M2FNUZ"  #: without negative zero, as gfx942 has it
 
     __str__ = str.__str__
 

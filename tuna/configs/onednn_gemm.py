@@ -1,0 +1,153 @@
+"""Matrix products in oneDNN's verbose lines: `matmul`, `inner_product` and `gemm_api`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tuna.configs.driver import UnsupportedLine
+from tuna.configs.gemm import GemmConfig
+from tuna.configs.onednn_line import Memory, Primitive
+from tuna.configs.values import DataType, Direction
+from tuna.errors import BadInput
+
+#: By what `attr-fpmath` allows.
+_COMPUTE = {"strict": None, "tf32": "TF32", "bf16": "BF16", "f16": "FP16"}
+
+
+def _product(found: Primitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
+    """The config; scales of src, wei and dst are those of A, B and C."""
+    a, b, c = found.types()
+    fields |= {"data_type": a, "b_type": b, "c_type": c}
+    mode = found.attributes.get("attr-fpmath", "strict").partition(":")[0]
+    if a is DataType.FP32:
+        if mode not in _COMPUTE:
+            raise UnsupportedLine(f"Tuna does not tune products with oneDNN's fpmath {mode[:40]}")
+        fields["compute_type"] = _COMPUTE[mode]
+    for text in filter(None, found.attributes.get("attr-scales", "").split("+")):
+        name, *rest = text.split(":")
+        letter = {"src": "a", "src0": "a", "wei": "b", "dst": "c"}.get(name)
+        if letter is None or not rest:
+            raise UnsupportedLine(f"Tuna does not know oneDNN's scale {text[:40]}")
+        fields[f"scale_{letter}"] = _scale(rest)
+    return GemmConfig(**sizes, **fields)
+
+
+def _scale(words: list[str]) -> str:
+    """From `MASK[:TYPE[:GROUPS]]`, before 3.0 `MASK:VALUE`."""
+    mask, data_type, groups = (*words, "", "")[:3]
+    if re.fullmatch(r"\d+x\d+", groups):
+        return f"block{groups}_{data_type}"
+    return "tensor" if mask in ("0", "common") else "vector"
+
+
+def _inner_product(found: Primitive) -> GemmConfig:
+    """Forward: src (mb x K) times wei (oc x K) transposed, K being all of an input; the others by the same names."""
+    sizes = found.numbers
+    try:
+        batch, out = sizes["mb"], sizes["oc"]
+        inner = sizes["ic"] * prod(sizes.get(name, 1) for name in ("id", "ih", "iw"))
+    except KeyError as error:
+        raise BadInput(f"oneDNN's inner_product has no {error.args[0]} in {found.problem[:80]}") from None
+    if found.direction is Direction.FORWARD:
+        plain = not found.memory["wei"].is_any and found.memory["wei"].tag == "ba"
+        return _product(found, {"m": batch, "n": out, "k": inner}, trans_b=not plain)
+    if found.direction is Direction.BACKWARD_DATA:
+        return _swapped(found, ("dst", "wei", "src"), {"m": batch, "n": inner, "k": out})
+    return _swapped(found, ("dst", "src", "wei"), {"m": out, "n": inner, "k": batch}, trans_a=True)
+
+
+def _swapped(found: Primitive, names: tuple[str, str, str], sizes: dict[str, int], **fields: Any) -> GemmConfig:
+    """The product whose A, B and C are these tensors; without scales, which training does not have."""
+    memory = dict(zip(("src", "wei", "dst"), (found.memory[name] for name in names), strict=True))
+    attributes = {name: value for name, value in found.attributes.items() if name != "attr-scales"}
+    return _product(Primitive(found.kind, found.prop, memory, attributes, found.problem), sizes, **fields)
+
+
+def _gemm_api(found: Primitive) -> GemmConfig:
+    """BLAS calls: `m1n2k3`, with leading dimensions among the attributes where they are not those of packed rows."""
+    sizes = found.numbers
+    if not sizes.keys() >= {"m", "n", "k"}:
+        raise BadInput(f"oneDNN's gemm_api has no m, n, k in {found.problem[:80]}")
+    leading = {name: int(found.attributes[name]) for name in ("lda", "ldb") if name in found.attributes}
+    transposed = {f"trans_{letter}": found.memory[name].tag == "ba" for letter, name in (("a", "src"), ("b", "wei"))}
+    return _product(found, {name: sizes[name] for name in ("m", "n", "k")}, **transposed, **leading)
+
+
+def _matmul(found: Primitive) -> GemmConfig:
+    """`8x16x32:1x32x64`: the shapes of src and wei, before 3.0 that of dst too; all axes but two are the batch."""
+    try:
+        shapes = [tuple(map(int, text.split("x"))) for text in found.problem.split(":")[:2]]
+    except ValueError:
+        raise BadInput(f"oneDNN's matmul has shapes that cannot be read: {found.problem[:80]}") from None
+    if len(shapes) != 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 2:
+        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
+    src, wei = shapes
+    lead = tuple(max(one, other) for one, other in zip(src[:-2], wei[:-2], strict=True))
+    if src[-1] != wei[-2] or any(size not in (1, most) for s in shapes for size, most in zip(s, lead, strict=False)):
+        raise BadInput(f"oneDNN's matmul has shapes that do not fit: {found.problem[:80]}")
+    if min((*src, *wei)) < 1:
+        raise UnsupportedLine("Tuna does not tune products of empty matrices")
+    m, n, k = src[-2], wei[-1], src[-1]
+    trans_a, lda, stride_a = _stored(found.memory["src"], src, lead)
+    trans_b, ldb, stride_b = _stored(found.memory["wei"], wei, lead)
+    trans_c, ldc, stride_c = _stored(found.memory["dst"], (*lead, m, n), lead)
+    if trans_c:
+        raise UnsupportedLine("Tuna does not tune products whose answer is stored transposed")
+    # fmt: off
+    return _product(found, {"m": m, "n": n, "k": k, "batch_count": prod(lead)}, trans_a=trans_a, trans_b=trans_b,
+                    lda=lda, ldb=ldb, ldc=ldc, stride_a=stride_a, stride_b=stride_b, stride_c=stride_c)
+    # fmt: on
+
+
+def _stored(memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]) -> tuple[bool, int | None, int | None]:
+    """Whether the matrices are stored transposed, their leading dimension, and the stride from one to the next.
+
+    What oneDNN chose, or stores in blocks, counts as packed. Raises UnsupportedLine for what a GEMM config cannot say.
+    """
+    strides = _strides(memory, shape)
+    if strides is None:
+        broadcast = prod(shape[:-2]) == 1 < prod(lead)
+        return False, None, 0 if broadcast else None
+    rows, columns = shape[-2:]
+    row, column = strides[-2:]
+    if (column == 1 or columns == 1) and (row >= columns or rows == 1):
+        transposed, leading = False, row if rows > 1 else columns
+    elif (row == 1 or rows == 1) and (column >= rows or columns == 1):
+        transposed, leading = True, column if columns > 1 else rows
+    else:
+        raise UnsupportedLine("Tuna does not tune products of matrices whose rows and columns both have gaps")
+    return transposed, leading, _batch_stride(shape[:-2], strides[:-2], lead)
+
+
+def _batch_stride(sizes: tuple[int, ...], strides: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+    """The one stride of a batch over several axes; None without a batch."""
+    axes = [(most, 0 if size == 1 else stride) for size, stride, most in zip(sizes, strides, lead, strict=True) if most > 1]
+    for (_, outer), (size, inner) in zip(axes, axes[1:], strict=False):
+        if outer != size * inner:
+            raise UnsupportedLine("Tuna does not tune batches of products that lie at no single stride")
+    return axes[-1][1] if axes else None
+
+
+def _strides(memory: Memory, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Of each axis, in elements; None where oneDNN chose the layout, or where it is blocked."""
+    axes = "abcdefghijkl"[: len(shape)]
+    if memory.is_any or sorted(memory.tag) != list(axes):
+        return None
+    if memory.strides is not None and len(memory.strides) == len(shape):
+        return memory.strides
+    step, found = 1, dict.fromkeys(axes, 0)
+    for axis in reversed(memory.tag):
+        found[axis] = step
+        step *= shape[axes.index(axis)]
+    return tuple(found[axis] for axis in axes)
+
+
+#: By the name of the primitive.
+READERS: dict[str, Callable[[Primitive], GemmConfig]] = {
+    "matmul": _matmul,
+    "inner_product": _inner_product,
+    "gemm_api": _gemm_api,
+}

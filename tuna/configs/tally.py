@@ -1,0 +1,216 @@
+"""The account of lines that name layers: which layers, how often each, and what became of every line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from tuna.configs.config import Config
+from tuna.configs.driver import PROGRAM, UnsupportedLine
+from tuna.configs.lines import LINE_FORMS, LineForm, read_line
+from tuna.errors import BadInput
+
+#: A rejected line, and the reason, are shown up to this many characters.
+TEXT_CHARS = 200
+#: A file with a longer line, or with more lines that are rejected, is no file of layers.
+LINE_LIMIT, REJECTION_LIMIT = 1 << 20, 100_000
+#: So many pieces of lines that do not end are passed over in a log.
+_LONG_LIMIT = 16
+#: So many distinct lines are remembered, to read the next one alike faster.
+_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A line that gave no config, and why; in a log, the first of the lines with that reason."""
+
+    source: str
+    line: int  #: counted from 1
+    reason: str
+    text: str  #: the line, cut to TEXT_CHARS
+    unsupported: bool = False  #: a command or key for a layer of a kind that Tuna does not tune, not a mistake
+    lines: int = 1  #: how many lines of the log have this reason
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class LineCounts:
+    """Counts of lines by outcome: total = accepted + ignored + rejected + unsupported."""
+
+    total: int = 0
+    accepted: int = 0
+    ignored: int = 0  #: blank lines, comments, and lines of a log that ask for nothing
+    rejected: int = 0  #: lines with a mistake
+    unsupported: int = 0  #: commands and keys for kinds of layers that Tuna does not tune
+    expanded: int = 0  #: accepted lines whose -F names several directions
+    duplicates: int = 0  #: configs (not lines) that an earlier line had named already
+
+
+@dataclass(frozen=True)
+class ParsedFile:
+    """The distinct configs of a file in the order in which they first appear, and the counts of its lines."""
+
+    configs: tuple[Config, ...]
+    counts: LineCounts
+    rejections: tuple[Rejection, ...]  #: the rejected and the unsupported lines
+    weights: tuple[int, ...]  #: how many lines named each of the configs, at least 1
+    #: What accepted lines of a log ask for beside the configs, with the number of lines.
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def check_strict(self) -> None:
+        """Raise BadInput if a line was rejected or is unsupported."""
+        if self.rejections:
+            others = self.counts.rejected + self.counts.unsupported - 1
+            raise BadInput(f"{self.rejections[0]}{f' (and {others} more)' if others else ''}")
+
+
+@dataclass
+class _Accepted:
+    """What a line names; one such object for all lines alike."""
+
+    texts: tuple[str, ...]  #: canonical texts of the configs
+    several: bool  #: the line named several, before they were changed
+    left_out: Sequence[str] = ()
+    lines: int = 0
+
+
+#: The place of a rejection in the list; -1: the line asks for nothing.
+_Outcome: TypeAlias = "_Accepted | int"
+
+
+class Tally:
+    """Takes lines one by one and keeps account of them; lines of a log that are alike are read once."""
+
+    def __init__(
+        self, source: str, change: Callable[[Sequence[Config]], Sequence[Config]] = lambda configs: configs
+    ) -> None:
+        """`source` names the lines in messages; `change` is applied to the configs of each line, and may raise BadInput."""
+        self._source, self._change = source, change
+        self._logs = [form for form in LINE_FORMS.all().values() if form.asks_for is not None]
+        self._configs: dict[str, Config] = {}
+        self._accepted: list[_Accepted] = []
+        self._known: dict[str, _Outcome] = {}
+        self._rejections: list[Rejection] = []
+        self._rejected_lines: list[int] = []
+        self._reasons: dict[tuple[str, bool], int] = {}
+        self._total = self._ignored = self._long = 0
+        self._is_log = False
+        self._last: LineForm | None = None
+
+    def add(self, line: str) -> None:
+        """Read another line; raises BadInput where it shows that this is no text with layers."""
+        self._total += 1
+        text = line.strip()
+        if not text or text[0] == "#":
+            self._check_text(line)
+            self._ignored += 1
+            return
+        form = self._form_of(text)
+        if form is None:
+            self._check_text(line)
+            key: str | None = text
+        else:
+            self._is_log = True
+            assert form.asks_for is not None
+            key = form.asks_for(text)
+            if key is None:
+                self._ignored += 1
+                return
+        outcome = self._known.get(key)
+        if outcome is None:
+            outcome = self._read(line, text, form)
+            if len(self._known) < _REMEMBERED and (form is not None or isinstance(outcome, _Accepted)):
+                self._known[key] = outcome
+        if isinstance(outcome, _Accepted):
+            outcome.lines += 1
+        else:
+            self._rejected_lines[outcome] += 1
+
+    def _form_of(self, text: str) -> LineForm | None:
+        """The form of log that the line has; most have that of the line before."""
+        if PROGRAM in text or text[0] == "{":
+            return None
+        if self._last is None or not self._last.recognises(text):
+            self._last = next((form for form in self._logs if form.recognises(text)), None)
+        return self._last
+
+    def _read(self, line: str, text: str, form: LineForm | None) -> _Outcome:
+        try:
+            self._check_line(line)
+            named = read_line(text) if form is None else form.read(text)
+            found = self._change(named)
+        except BadInput as error:
+            return self._reject(_cut(str(error)), text, isinstance(error, UnsupportedLine))
+        for config in found:
+            self._configs.setdefault(config.canonical(), config)
+        texts = tuple(config.canonical() for config in found)
+        accepted = _Accepted(texts, len(named) > 1, () if form is None else form.left_out(text))
+        self._accepted.append(accepted)
+        return accepted
+
+    def _reject(self, reason: str, text: str, unsupported: bool) -> int:
+        place = self._reasons.get((reason, unsupported)) if self._is_log else None
+        if place is None:
+            place = len(self._rejections)
+            if place >= REJECTION_LIMIT:
+                raise BadInput(f"{self._source} is no file of layers: more than {REJECTION_LIMIT} lines are none")
+            self._rejections.append(Rejection(self._source, self._total, reason, _cut(text), unsupported))
+            self._rejected_lines.append(0)
+            if self._is_log:
+                self._reasons[reason, unsupported] = place
+        return place
+
+    def _check_text(self, line: str) -> None:
+        """Raise BadInput for what no text holds, unless log lines came before: programs crash, and disks fill up."""
+        if self._is_log:
+            self._long += len(line) >= LINE_LIMIT
+            if self._long <= _LONG_LIMIT:
+                return
+        if "\0" in line:
+            raise BadInput(f"{self._source} is not a text file: line {self._total} holds a NUL character")
+        if len(line) >= LINE_LIMIT:
+            raise BadInput(f"{self._source} is no file of layers: line {self._total} does not end")
+        if not line.isascii() and _has_surrogates(line):
+            raise BadInput(f"{self._source} is not a text file: it is not valid UTF-8")
+
+    def _check_line(self, line: str) -> None:
+        if "\0" in line:
+            raise BadInput("the line holds a NUL character")
+        if len(line) >= LINE_LIMIT:
+            raise BadInput(f"the line is longer than {LINE_LIMIT} characters")
+        if not line.isascii() and _has_surrogates(line):
+            raise BadInput("the line is not valid UTF-8")
+
+    def finish(self) -> ParsedFile:
+        """The account of all lines so far."""
+        weights = dict.fromkeys(self._configs, 0)
+        left_out: dict[str, int] = {}
+        for accepted in self._accepted:
+            for text in accepted.texts:
+                weights[text] += accepted.lines
+            for what in accepted.left_out:
+                left_out[what] = left_out.get(what, 0) + accepted.lines
+        pairs = zip(self._rejections, self._rejected_lines, strict=True)
+        rejections = tuple(replace(rejection, lines=lines) for rejection, lines in pairs)
+        counts = LineCounts(
+            total=self._total,
+            accepted=sum(accepted.lines for accepted in self._accepted),
+            ignored=self._ignored,
+            rejected=sum(r.lines for r in rejections if not r.unsupported),
+            unsupported=sum(r.lines for r in rejections if r.unsupported),
+            expanded=sum(accepted.lines for accepted in self._accepted if accepted.several),
+            duplicates=sum(weights.values()) - len(weights),
+        )
+        return ParsedFile(tuple(self._configs.values()), counts, rejections, tuple(weights.values()), left_out)
+
+
+def _has_surrogates(text: str) -> bool:
+    return text.encode(errors="replace").decode() != text
+
+
+def _cut(text: str) -> str:
+    text = text if text.isascii() else text.encode(errors="replace").decode()
+    return text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…"
