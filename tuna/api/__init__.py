@@ -14,6 +14,7 @@ They use the settings of the process (`TUNA_*`), as the commands do, and raise `
 no time: each function imports what it needs.
 """
 
+from tuna.api.capture import CapturedProgram, capture
 from tuna.api.configs import (
     ImportedConfigs,
     Network,
@@ -76,6 +77,7 @@ from tuna.api.workers import (
 
 __all__ = [
     "CanceledJobs",
+    "CapturedProgram",
     "ImportedConfigs",
     "LoadedJobs",
     "MergedDatabase",
@@ -89,6 +91,7 @@ __all__ = [
     "Worker",
     "add_network",
     "cancel",
+    "capture",
     "check_databases",
     "check_device",
     "compare_databases",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
-    from tuna.configs import Config, LineCounts, Rejection
+    from tuna.configs import Config, LineCounts, ParsedFile, Rejection
     from tuna.db.networks import Named
 
 
@@ -35,6 +35,8 @@ class ImportedConfigs:
     added: int  #: those that are new
     tagged: int  #: those that are newly tagged
     missing: int  #: with `tag_only`: unknown ones, which were not tagged
+    #: What lines of a log ask for beside their layers, such as a bias, with the number of lines.
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def import_configs(
     tag_only: bool = False,
     network: Network | None = None,
 ) -> ImportedConfigs:
-    """Import the layers of a text file, or the one in the driver command `driver`, under a tag.
+    """Import the layers of a text file or a log, or the one in the driver command `driver`, under a tag.
 
     `batches`: each layer once for each of these batch sizes; `command`: the precision of all lines (conv, convfp16,
     convbfp16); `recurrent`: marked as tuned again whenever the library changes; `tag_only`: nothing is added. Raises
@@ -73,12 +75,8 @@ def import_configs(
     of layers.
     """
     from tuna.configs import parse_file, parse_lines
-    from tuna.db import configs, networks
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
 
-    if not tag.strip() or len(tag) > 128:
-        raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
+    check_tag(tag)
     if path is None:
         parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
     else:
@@ -91,6 +89,24 @@ def import_configs(
     if not parsed.configs:
         message = f"{path or '-d'} holds no layer that can be imported ({parsed.counts.total} lines)."
         raise NothingImported(message, parsed.rejections)
+    return store_parsed(parsed, tag, recurrent=recurrent, tag_only=tag_only, network=network)
+
+
+def check_tag(tag: str) -> None:
+    """Raise BadInput for what is no tag."""
+    if not tag.strip() or len(tag) > 128:
+        raise BadInput("A tag has 1 to 128 characters.", hint="give it with -t")
+
+
+def store_parsed(
+    parsed: ParsedFile, tag: str, *, recurrent: bool = False, tag_only: bool = False, network: Network | None = None
+) -> ImportedConfigs:
+    """Store the layers that were read, with the arguments of `import_configs`; `network` must be there."""
+    from tuna.configs.values import MAX_SIZE
+    from tuna.db import configs, networks
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+
     with writing(open_database()) as connection:
         ids = network and networks.ids(
             connection,
@@ -100,7 +116,7 @@ def import_configs(
         stored = configs.store(connection, parsed.configs, tag, recurrent=recurrent, tag_only=tag_only)
         if network and ids:
             pairs = zip(stored.ids, parsed.weights, strict=True)
-            weights = {config_id: weight for config_id, weight in pairs if config_id is not None}
+            weights = {config_id: min(weight, MAX_SIZE) for config_id, weight in pairs if config_id is not None}
             networks.set_weights(connection, *ids, network.gpu_count, weights)
     return ImportedConfigs(
         counts=parsed.counts,
@@ -109,6 +125,7 @@ def import_configs(
         added=stored.added,
         tagged=stored.tagged,
         missing=stored.missing,
+        left_out=parsed.left_out,
     )
 
 

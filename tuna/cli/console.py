@@ -33,9 +33,14 @@ def print_json(document: Any) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Sequence[int] = (),
+    *,
+    err: bool = False,
 ) -> None:
-    """A table on stdout; `right` are the columns of numbers."""
+    """A table on stdout, or with `err` on stderr; `right` are the columns of numbers."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -46,9 +51,9 @@ def print_table(
         table.add_column(column, justify="right" if position in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console()
+    console = Console(stderr=err)
     if not console.is_terminal:
-        console = Console(width=160)
+        console = Console(width=160, stderr=err)
     console.print(table)
 
 

@@ -16,7 +16,8 @@ from tuna.errors import BadInput, TunaError
 COMMANDS = {
     "quickstart": ("tuna.cli.quickstart", "quickstart", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("tuna.cli.setup", "init_session", "Start a tuning effort in this machine's environment."),
-    "import": ("tuna.cli.setup", "import_configs", "Import layers from a file of driver commands."),
+    "import": ("tuna.cli.setup", "import_configs", "Import layers from a file of driver commands or a log."),
+    "capture": ("tuna.cli.capture", "capture", "Run a program and import the layers that it asks its libraries for."),
     "configs": ("tuna.cli.setup", "configs", "List the layers that carry a tag."),
     "update-solvers": ("tuna.cli.setup", "update_solvers", "Store the solvers that a library has."),
     "solvers": ("tuna.cli.setup", "solvers", "List a library's solvers."),

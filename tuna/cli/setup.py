@@ -31,7 +31,11 @@ def init_session(library: str, reason: str, conditions: Mapping[str, str]) -> No
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--strict", is_flag=True, help="Import nothing if any line is rejected.")
 def import_configs(file: Path, tag: str, strict: bool) -> None:
-    """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line."""
+    """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line.
+
+    FILE may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1), hipBLASLt's (HIPBLASLT_LOG_MASK=32) or a file of
+    PyTorch's TunableOp. `tuna capture` makes and imports these by itself.
+    """
     show.imported(lambda: api.import_configs(file, tag, strict=strict), tag)
 
 

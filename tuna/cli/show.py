@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,7 @@ def imported(read: Callable[[], ImportedConfigs], tag: str) -> None:
         rejections(error.rejections)
         raise
     rejections(found.rejections)
+    left_out(found.left_out)
     c = found.counts
     click.echo(
         f"{c.total} lines: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
@@ -81,10 +82,19 @@ def rejections(found: Sequence[Rejection]) -> None:
         if rejection.unsupported:
             unsupported.setdefault(rejection.reason, []).append(rejection)
         else:
-            click.echo(str(rejection), err=True)
+            click.echo(f"{rejection}{_more(rejection.lines)}", err=True)
     for alike in unsupported.values():
-        more = f" (and {len(alike) - 1} more such lines)" if len(alike) > 1 else ""
-        click.echo(f"{alike[0]}{more}", err=True)
+        click.echo(f"{alike[0]}{_more(sum(rejection.lines for rejection in alike))}", err=True)
+
+
+def _more(lines: int) -> str:
+    return f" (and {lines - 1} more such lines)" if lines > 1 else ""
+
+
+def left_out(found: Mapping[str, int]) -> None:
+    """What lines asked for beside their layers."""
+    for what, lines in sorted(found.items()):
+        click.echo(f"left out: {what} ({lines} lines)", err=True)
 
 
 def networks(found: Networks) -> None:

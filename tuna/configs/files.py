@@ -84,4 +84,3 @@ def _at_batch(config: Config, batch: int) -> Config:
     if "batchsize" not in config.field_names():
         raise BadInput(f"a {config.kind} has no batch size that another could replace")
     return replace(config, **{"batchsize": batch})
-

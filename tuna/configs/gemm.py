@@ -108,7 +108,9 @@ class GemmConfig(Config):
         given = getattr(self, leading)
         if given is not None:
             if type(given) is not int or not columns <= given <= MAX_SIZE:
-                raise BadInput(f"{leading} must be a whole number from {columns} (the row's length), got {shown(given)}")
+                raise BadInput(
+                    f"{leading} must be a whole number from {columns} (the row's length), got {shown(given)}"
+                )
             if given == columns or rows == 1:
                 object.__setattr__(self, leading, None)
         apart, lowest = getattr(self, stride), 1 if letter == "c" else 0

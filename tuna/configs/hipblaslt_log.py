@@ -49,14 +49,28 @@ _SCALES = {
 }
 #: How a run is made, timed, checked and answered: by which kernel, how often, from which numbers.
 _IGNORED = frozenset(
-    """--api_method --function -f --alpha --algo_method --solution_index --requested_solution --scale_type --bias_type
-    --bias_source --aux_type --activation_arg1 --activation_arg2 --iters -i --cold_iters -j --verify -v --rotating
-    --initialization --workspace --device --use_gpu_timer --flush --print_kernel_info --c_equal_d --c_noalias_d
-    --any_stride --compute_input_typeA --compute_input_typeB --splitk --precision --skip_slow_solution_ratio
-    --use_user_args --norm_check --allclose_check""".split()
+    (
+        *("--api_method", "--function", "-f", "--alpha", "--algo_method", "--solution_index"),
+        *("--requested_solution", "--scale_type", "--bias_type", "--bias_source", "--aux_type"),
+        *("--activation_arg1", "--activation_arg2", "--iters", "-i", "--cold_iters", "-j", "--verify", "-v"),
+        *("--rotating", "--initialization", "--workspace", "--device", "--use_gpu_timer", "--flush"),
+        *("--print_kernel_info", "--c_equal_d", "--c_noalias_d", "--any_stride", "--compute_input_typeA"),
+        *("--compute_input_typeB", "--splitk", "--precision", "--skip_slow_solution_ratio"),
+        *("--use_user_args", "--norm_check", "--allclose_check"),
+    )
 )
 _NUMBERS = ("-m", "-n", "-k", "--batch_count", "--lda", "--ldb", "--ldd", "--stride_a", "--stride_b", "--stride_d")
-_WORDS = ("--transA", "--transB", "--a_type", "--b_type", "--d_type", "--compute_type", "--scaleA", "--scaleB", "--scaleD")
+_WORDS = (
+    "--transA",
+    "--transB",
+    "--a_type",
+    "--b_type",
+    "--d_type",
+    "--compute_type",
+    "--scaleA",
+    "--scaleB",
+    "--scaleD",
+)
 _KNOWN = frozenset((*_NUMBERS, *_WORDS, "--ldc", "--stride_c", "--c_type"))
 #: What is computed beside the product, with the value for which it is not.
 _BESIDE = {

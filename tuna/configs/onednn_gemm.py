@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,6 +21,7 @@ _COMPUTE = {"strict": None, "tf32": "TF32", "bf16": "BF16", "f16": "FP16"}
 def _product(found: Primitive, sizes: dict[str, int], **fields: Any) -> GemmConfig:
     """The config; scales of src, wei and dst are those of A, B and C."""
     a, b, c = found.types()
+    fields |= sizes
     fields |= {"data_type": a, "b_type": b, "c_type": c}
     mode = found.attributes.get("attr-fpmath", "strict").partition(":")[0]
     if a is DataType.FP32:
@@ -32,7 +34,7 @@ def _product(found: Primitive, sizes: dict[str, int], **fields: Any) -> GemmConf
         if letter is None or not rest:
             raise UnsupportedLine(f"Tuna does not know oneDNN's scale {text[:40]}")
         fields[f"scale_{letter}"] = _scale(rest)
-    return GemmConfig(**sizes, **fields)
+    return GemmConfig(**fields)
 
 
 def _scale(words: list[str]) -> str:
@@ -124,8 +126,10 @@ def _stored(memory: Memory, shape: tuple[int, ...], lead: tuple[int, ...]) -> tu
 
 def _batch_stride(sizes: tuple[int, ...], strides: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
     """The one stride of a batch over several axes; None without a batch."""
-    axes = [(most, 0 if size == 1 else stride) for size, stride, most in zip(sizes, strides, lead, strict=True) if most > 1]
-    for (_, outer), (size, inner) in zip(axes, axes[1:], strict=False):
+    axes = [
+        (most, 0 if size == 1 else stride) for size, stride, most in zip(sizes, strides, lead, strict=True) if most > 1
+    ]
+    for (_, outer), (size, inner) in pairwise(axes):
         if outer != size * inner:
             raise UnsupportedLine("Tuna does not tune batches of products that lie at no single stride")
     return axes[-1][1] if axes else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TypeAlias
 
 from tuna.configs.config import Config
@@ -60,6 +60,25 @@ class ParsedFile:
     #: What accepted lines of a log ask for beside the configs, with the number of lines.
     left_out: Mapping[str, int] = field(default_factory=dict)
 
+    def with_others(self, others: ParsedFile) -> ParsedFile:
+        """The account of both; what both name has the weight that it has here."""
+        mine = {config.canonical() for config in self.configs}
+        new = [pair for pair in zip(others.configs, others.weights, strict=True) if pair[0].canonical() not in mine]
+        weights = (*self.weights, *(weight for _, weight in new))
+        counts = LineCounts(*(a + b for a, b in zip(astuple(self.counts), astuple(others.counts), strict=True)))
+        repeated = sum(others.weights) - len(new) - others.counts.duplicates
+        left_out = {
+            what: self.left_out.get(what, 0) + others.left_out.get(what, 0)
+            for what in {**self.left_out, **others.left_out}
+        }
+        return ParsedFile(
+            configs=(*self.configs, *(config for config, _ in new)),
+            counts=replace(counts, duplicates=counts.duplicates + repeated),
+            rejections=(*self.rejections, *others.rejections),
+            weights=weights,
+            left_out=left_out,
+        )
+
     def check_strict(self) -> None:
         """Raise BadInput if a line was rejected or is unsupported."""
         if self.rejections:
@@ -111,14 +130,15 @@ class Tally:
         form = self._form_of(text)
         if form is None:
             self._check_text(line)
-            key: str | None = text
+            key = text
         else:
             self._is_log = True
             assert form.asks_for is not None
-            key = form.asks_for(text)
-            if key is None:
+            asked = form.asks_for(text)
+            if asked is None:
                 self._ignored += 1
                 return
+            key = asked
         outcome = self._known.get(key)
         if outcome is None:
             outcome = self._read(line, text, form)

@@ -114,7 +114,7 @@ def _row(config: Config) -> dict[str, object]:
 
 
 def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]) -> None:
-    """The fields of stored configs in the table of their kind, where it has one; they are those of the JSON."""
+    """The fields of stored configs in the table of their kind, where it has one with a column for each of their fields."""
     ids = _ids(connection, [str(row["key"]) for row in rows])
     for kind, table in _TYPED_TABLES.items():
         typed = []
@@ -122,7 +122,8 @@ def _write_typed(connection: sa.Connection, rows: Sequence[Mapping[str, object]]
             if row["kind"] == kind:
                 fields = json.loads(str(row["json"]))
                 del fields["kind"]
-                typed.append({"config_id": ids[str(row["key"])], **fields})
+                if fields.keys() <= set(table.__table__.columns.keys()):
+                    typed.append({"config_id": ids[str(row["key"])], **fields})
         upsert(connection, table, typed, key=("config_id",))
 
 

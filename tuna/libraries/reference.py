@@ -86,6 +86,8 @@ def convolution(config: ConvConfig, seed: int) -> Problem:
 
 def gemm(config: GemmConfig, seed: int) -> Problem:
     """A matrix product: A and B as they are stored, and C."""
+    if not config.is_plain:
+        raise BadInput(f"there is no reference for {config.label}: only for packed matrices of one type without scales")
     return _product(config, seed, gemm_shapes(config), lambda a, b: multiply(config, a, b))
 
 

@@ -68,6 +68,10 @@ def _winograd(config: Config) -> bool:
     return shape == (3, 3, 1, 1, 1, 1)
 
 
+def _plain_gemm(config: Config) -> bool:
+    return isinstance(config, GemmConfig) and config.is_plain
+
+
 def _row(name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config], bool]) -> TvmSolver:
     return TvmSolver(Solver(name=name, kinds=(kind,), algorithm=algorithm), builder, applies)
 
@@ -81,6 +85,6 @@ TABLE: tuple[TvmSolver, ...] = (
     _row("TvmConvIm2colGemm", "convolution", "GEMM", "im2col", _plain_2d),
     _row("TvmConv1x1Gemm", "convolution", "GEMM", "pointwise", _pointwise),
     _row("TvmConvWinograd", "convolution", "Winograd", "winograd", _winograd),
-    _row("TvmGemmDirect", "gemm", "GEMM", "gemm", lambda config: isinstance(config, GemmConfig)),
+    _row("TvmGemmDirect", "gemm", "GEMM", "gemm", _plain_gemm),
 )
 BY_NAME = {row.name: row for row in TABLE}

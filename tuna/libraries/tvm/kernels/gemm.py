@@ -67,8 +67,8 @@ class GemmParams:
 
 
 def applies(config: Config, mode: Mode) -> bool:
-    """Whether there is a kernel: fp32, in either mode."""
-    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32
+    """Whether there is a kernel: fp32 in packed matrices, in either mode."""
+    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32 and config.is_plain
 
 
 def pack_weights(product: Product, b: Any) -> Any:

@@ -1,0 +1,79 @@
+"""`tuna capture`: runs a program and imports the layers that it asks its libraries for."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna import api
+from tuna.cli import show
+from tuna.cli.console import print_table
+
+if TYPE_CHECKING:
+    from tuna.api import CapturedProgram
+
+_ROWS = 30
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-t", "--tag", required=True, help="Name for this set of layers.")
+@click.option("--model", help="The model that gets the numbers of calls as weights; default: the tag.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
+    """Run COMMAND, and import the layers that it asks MIOpen, hipBLASLt, oneDNN and PyTorch's TunableOp for.
+
+    Put `--` before COMMAND. Its input and output are those of the terminal or the pipe that you started this in; only
+    the lines of the logs are taken out. The exit code is that of COMMAND. What is printed here goes to stderr.
+    """
+    found = api.capture(command, tag, model=model, waiting=_say_waiting)
+    if found.status < 0:
+        name = signal.Signals(-found.status).name if -found.status in set(signal.Signals) else f"signal {-found.status}"
+        click.echo(f"The program was ended by {name}; what it had logged until then counts.", err=True)
+    if found.stopped:
+        click.echo(f"Later lines were not read: {found.stopped}", err=True)
+    show.rejections(found.parsed.rejections)
+    show.left_out(found.parsed.left_out)
+    if found.imported is None:
+        _say_nothing(found)
+    else:
+        _show_layers(found, tag)
+    return found.exit_code
+
+
+def _show_layers(found: CapturedProgram, tag: str) -> None:
+    assert found.imported is not None
+    rows = [(config.label, count, f"{config.flops * count / 1e9:.3f}") for config, count in found.layers[:_ROWS]]
+    print_table("", ("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
+    if len(found.layers) > _ROWS:
+        click.echo(f"and {len(found.layers) - _ROWS} more: tuna configs -t {tag}", err=True)
+    counts = found.parsed.counts
+    click.echo(
+        f"{sum(count for _, count in found.layers)} calls of {len(found.layers)} layers in {counts.total} logged lines "
+        f"({counts.unsupported} unsupported, {counts.rejected} rejected): {found.imported.added} layers added, "
+        f"{found.imported.tagged} newly tagged {tag!r}",
+        err=True,
+    )
+
+
+def _say_nothing(found: CapturedProgram) -> None:
+    counts = found.parsed.counts
+    if counts.total:
+        click.echo(
+            f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna tunes.", err=True
+        )
+        return
+    click.echo("Nothing was imported: the program's libraries logged nothing.", err=True)
+    click.echo(
+        "  Does it use MIOpen, hipBLASLt or oneDNN, or PyTorch on a GPU? Products in fp32 on x86 CPUs go to other "
+        "libraries (MKL, OpenBLAS); a program that sets its own environment may switch the logging off.",
+        err=True,
+    )
+
+
+def _say_waiting() -> None:
+    click.echo(
+        "The program has ended; processes that it started still hold its output. Ctrl-C imports without waiting.",
+        err=True,
+    )

@@ -1,0 +1,245 @@
+"""Runs a program in the foreground, as if it had been started directly, and takes the lines of logs out of its output.
+
+Its standard input is ours; what it writes to stdout and stderr is passed on at once, in the order of each stream. A stream
+of ours that is a terminal is one for the program too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import selectors
+import signal
+import subprocess
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from tuna.errors import BadInput
+from tuna.sandbox.log_filter import LogFilter
+
+_READ_BYTES = 1 << 16
+_PAUSE_S = 0.05
+#: Seconds without output after the program has ended, until `waiting` is called.
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Markers:
+    """What the lines of a log begin with, by the stream that they come in."""
+
+    stdout: Sequence[bytes] = ()
+    stderr: Sequence[bytes] = ()
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    markers: Markers,
+    take: Callable[[bytes], None],
+    *,
+    fifo: Path | None = None,
+    waiting: Callable[[], None] = lambda: None,
+) -> int:
+    """Run `command` to its end and return its exit status, -N if signal N ended it.
+
+    `take` gets each line of a log: those in the output of the program and of all processes that it starts, and those
+    that come through `fifo`. It waits, as a pipeline of the shell does, until all of them have closed their output;
+    `waiting` is called once if that takes long, and then the next Ctrl-C ends the waiting. Raises BadInput for a program
+    that cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for descriptor, found in ((1, markers.stdout), (2, markers.stderr)):
+            streams.append(_Stream(descriptor, LogFilter(found, take)))
+            stack.callback(streams[-1].close)
+        reader = _Fifo(fifo, take) if fifo is not None else None
+        if reader is not None:
+            stack.callback(reader.close)
+        interrupts = stack.enter_context(_signals())
+        try:
+            child = subprocess.Popen(
+                list(command), env=dict(environment), stdout=streams[0].child_end, stderr=streams[1].child_end
+            )
+        except OSError as error:
+            raise BadInput(f"{command[0]} cannot be started: {error.strerror}") from None
+        except ValueError as error:
+            raise BadInput(f"the command cannot be started: {error}") from None
+        interrupts.child = child
+        for stream in streams:
+            os.close(stream.child_end)
+            stream.child_end = -1
+        _pump(child, streams, reader, interrupts, waiting)
+        return child.wait()
+
+
+class _Stream:
+    """A stream of the program's, passed on to `descriptor` of ours."""
+
+    def __init__(self, descriptor: int, log: LogFilter) -> None:
+        self._descriptor, self._log = descriptor, log
+        self.ours, self.child_end = _terminal(descriptor) if os.isatty(descriptor) else os.pipe()
+        self.is_open = True
+
+    def read(self) -> bool:
+        """Pass on what has come; False at the end."""
+        try:
+            data = os.read(self.ours, _READ_BYTES)
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal whose other end is closed
+                raise
+            data = b""
+        self._write(self._log.feed(data) if data else self._log.close())
+        self.is_open = self.is_open and bool(data)
+        return self.is_open
+
+    def pause(self) -> None:
+        """Nothing has come for a while."""
+        self._write(self._log.pause())
+
+    def finish(self) -> None:
+        """Pass on what is held back, though the stream has not ended."""
+        self._write(self._log.close())
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except BrokenPipeError:  # nobody reads ours any more: the program is told in the same way
+            self.is_open = False
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for end in (self.ours, self.child_end):
+            if end >= 0:
+                os.close(end)
+        self.ours = self.child_end = -1
+
+
+class _Fifo:
+    """Lines that libraries write into a named pipe."""
+
+    def __init__(self, path: Path, take: Callable[[bytes], None]) -> None:
+        os.mkfifo(path, 0o600)
+        # Open for writing too: opening it never blocks a program, and it has no end while programs come and go.
+        self.ours = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._take, self._held = take, b""
+
+    def read(self) -> bool:
+        """Take the lines that have come; False if there are none."""
+        try:
+            data = os.read(self.ours, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if len(self._held) > _READ_BYTES:  # what does not end is taken in pieces
+            self._take(self._held)
+            self._held = b""
+        return True
+
+    def close(self) -> None:
+        """Take the last line, whole or not."""
+        if self._held:
+            self._take(self._held)
+        os.close(self.ours)
+
+
+class _Interrupts:
+    """Signals to us while the program runs."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.gives_up = False  #: the program has ended, and we were interrupted since
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Pass a signal on, except for a Ctrl-C that the terminal has sent to the program too."""
+        if self.child is None:
+            return
+        if self.child.poll() is not None:
+            self.gives_up = True
+        elif number != signal.SIGINT or not _is_in_foreground():
+            self.child.send_signal(number)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # the program ignores it too, then
+                before[number] = signal.signal(number, interrupts.handle)
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Whether we are in the foreground of a terminal, which sends Ctrl-C to all processes there."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _pump(
+    child: subprocess.Popen[bytes],
+    streams: Sequence[_Stream],
+    fifo: _Fifo | None,
+    interrupts: _Interrupts,
+    waiting: Callable[[], None],
+) -> None:
+    with selectors.DefaultSelector() as selector:
+        sources: list[_Stream | _Fifo] = [*streams, *([fifo] if fifo is not None else [])]
+        for source in sources:
+            selector.register(source.ours, selectors.EVENT_READ, source)
+        quiet_s, told = 0.0, False
+        while child.poll() is None or (any(stream.is_open for stream in streams) and not interrupts.gives_up):
+            ready = selector.select(_PAUSE_S)
+            for key, _ in ready:
+                source = key.data
+                if not source.read() and isinstance(source, _Stream):
+                    selector.unregister(source.ours)
+                    source.close()
+            if ready:
+                quiet_s = 0.0
+                continue
+            for stream in streams:
+                if stream.is_open:
+                    stream.pause()
+            if child.poll() is not None and not told:
+                quiet_s += _PAUSE_S
+                if quiet_s >= _PATIENCE_S:
+                    told = True
+                    waiting()
+        while fifo is not None and fifo.read():
+            pass
+        for stream in streams:
+            if stream.is_open:
+                stream.finish()
+
+
+def _terminal(like: int) -> tuple[int, int]:
+    """Both ends of a pseudo-terminal of the same size, that changes no byte."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(like, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    return ours, theirs
