@@ -71,6 +71,8 @@ _WORDS = (
     "--scaleB",
     "--scaleD",
 )
+#: What every logged line has, the last of it near its end.
+_NEEDED = ("-m", "-n", "-k", "--transA", "--transB", "--a_type", "--b_type", "--compute_type")
 _KNOWN = frozenset((*_NUMBERS, *_WORDS, "--ldc", "--stride_c", "--c_type"))
 #: What is computed beside the product, with the value for which it is not.
 _BESIDE = {
@@ -111,11 +113,11 @@ def _read(line: str) -> list[GemmConfig]:
     for name in flags:
         if not (name in _KNOWN or name in _IGNORED or name in _BESIDE):
             raise BadInput(f"unknown flag {name[:40]} of {_PROGRAM}")
-    missing = [name for name in ("-m", "-n", "-k", "--transA", "--transB", "--a_type", "--b_type") if name not in flags]
+    missing = [name for name in _NEEDED if name not in flags]
     if missing:
         raise BadInput(f"the {_PROGRAM} command has no {missing[0]}: it is cut short")
     numbers = {name: whole_number(name, flags[name]) for name in _NUMBERS if name in flags}
-    compute = flags.get("--compute_type", "f32_r")
+    compute = flags["--compute_type"]
     if compute not in _COMPUTE:
         raise UnsupportedLine(f"Tuna does not tune products with hipBLASLt's compute type {compute[:40]}")
     # fmt: off
