@@ -9,7 +9,7 @@ from tuna.errors import BadInput
 
 BENCH = (
     "hipblaslt-bench --api_method c -m 8 -n 4 -k 2 --transA N --transB N --a_type f16_r --b_type f16_r --d_type f16_r"
-BENCH += " --compute_type f32_r"
+    " --compute_type f32_r"
 )
 FP16, BF16, FP8 = DataType.FP16, DataType.BF16, DataType.FP8_E4M3
 

@@ -96,7 +96,7 @@ def _flags(line: str) -> dict[str, str]:
     flag = ""
     for word in line.partition(_PROGRAM)[2].split():
         if _FLAG.fullmatch(word) and word != "-inf":
-            if word in found and word in _KNOWN:
+            if word in found and word in _NUMBERS:
                 raise UnsupportedLine("Tuna does not tune groups of products")
             flag, found[word] = word, ""
         elif not flag or found[flag]:
@@ -110,12 +110,12 @@ def _flags(line: str) -> dict[str, str]:
 
 def _read(line: str) -> list[GemmConfig]:
     flags = _flags(line)
-    for name in flags:
-        if not (name in _KNOWN or name in _IGNORED or name in _BESIDE):
-            raise BadInput(f"unknown flag {name[:40]} of {_PROGRAM}")
     missing = [name for name in _NEEDED if name not in flags]
     if missing:
         raise BadInput(f"the {_PROGRAM} command has no {missing[0]}: it is cut short")
+    for name in flags:
+        if not (name in _KNOWN or name in _IGNORED or name in _BESIDE):
+            raise BadInput(f"unknown flag {name[:40]} of {_PROGRAM}")
     numbers = {name: whole_number(name, flags[name]) for name in _NUMBERS if name in flags}
     compute = flags["--compute_type"]
     if compute not in _COMPUTE:
