@@ -14,7 +14,7 @@ from command_lines import Ended
 from tuna import api
 from tuna.cli.main import guarded, tuna
 from tuna.db.database import open_database
-from tuna.db.models import Framework, Model, ModelConfig
+from tuna.db.models import Framework, GemmConfig, Model, ModelConfig
 from tuna.errors import BadInput
 
 CONV = (
@@ -119,6 +119,15 @@ def test_the_logs_of_a_run_are_gone_after_it(home: Path, tmp_path: Path, monkeyp
 def test_no_command_is_bad_input_from_python(home: Path) -> None:
     with pytest.raises(BadInput, match="no command"):
         api.capture([], "x")
+
+
+def test_a_product_that_miopendriver_cannot_name_is_stored_and_read_back(home: Path) -> None:
+    line = f"{BENCH} --lda 9 --batch_count 2 --stride_a 0 --stride_b 0 --scaleA 1"
+    (layer,) = api.capture(["sh", "-c", f'echo "{line}" > $HIPBLASLT_LOG_FILE'], "wide").layers
+    assert api.list_configs("wide") == [layer[0]]
+    assert layer[0].label == "gemm b2 4x8x2 NN fp16 ld -,9,- stride 0,0,- scale -,tensor,-"
+    with open_database().connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(GemmConfig)).scalar_one() == 0
 
 
 def test_what_pytorch_asks_onednn_for(home: Path) -> None:

@@ -25,7 +25,11 @@ class TestConvolution(KindContract):
 
 class TestGemm(KindContract):
     kind = KINDS.get("gemm")
-    examples = (GemmConfig(2, 3, 4, 5, trans_b=True), GemmConfig(4, 3, 2, data_type=DataType.INT8))
+    examples = (
+        GemmConfig(2, 3, 4, 5, trans_b=True),
+        GemmConfig(4, 3, 2, data_type=DataType.INT8),
+        GemmConfig(4, 3, 2, 5, lda=7, stride_b=0, data_type=DataType.FP8_E4M3, c_type=DataType.BF16, scale_a="tensor"),
+    )
     keys = ("cda5835f537c8427029b014db4d5771fe6a60de45fae3510704af0d1a327901c",)
 
 

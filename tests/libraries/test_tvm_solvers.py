@@ -45,6 +45,8 @@ IM2COL, POINTWISE, WINOGRAD, GEMM = "TvmConvIm2colGemm", "TvmConv1x1Gemm", "TvmC
         (conv(direction="W"), set()),
         (conv(mode="trans"), set()),
         (gemm(), {GEMM}),
+        (gemm(ldb=999), set()),
+        (gemm(data_type="FP8_E4M3"), set()),
     ],
     ids=lambda value: value.label if isinstance(value, ConvConfig | GemmConfig) else "",
 )
