@@ -145,7 +145,7 @@ def test_a_form_of_lines_is_asked_after_the_others() -> None:
     )
     with LINE_FORMS.adding("pool", form):
         assert parse_lines(["pool:3", "pool:4"], "x").configs == (Pool(3), Pool(4))
-        with pytest.raises(BadInput, match=r"find-db key.* or pool key"):
+        with pytest.raises(BadInput, match=r"find-db key.* pool key"):
             read_line("nonsense")
 
 

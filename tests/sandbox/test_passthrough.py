@@ -43,7 +43,7 @@ def test_the_environment_and_the_input_are_the_programs(capfd: pytest.CaptureFix
 
 
 def test_lines_in_the_fifo_are_taken_from_all_processes(tmp_path: Path) -> None:
-    status, taken = run("(echo 2; printf 3) > $FIFO & echo 1 > $FIFO; wait", tmp_path / "fifo")
+    status, taken = run("echo 1 > $FIFO & wait; (echo 2; printf 3) > $FIFO", tmp_path / "fifo")
     assert (status, sorted(taken)) == (0, [b"1", b"2", b"3"])
 
 

@@ -1,4 +1,4 @@
-"""The account of lines that name layers: which layers, how often each, and what became of every line."""
+"""Counts lines that name layers: the distinct layers, the lines for each of them, and every line by its outcome."""
 
 from __future__ import annotations
 

@@ -111,11 +111,11 @@ class _Stream:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except BrokenPipeError:  # nobody reads ours any more: the program is told in the same way
+        except BrokenPipeError:  # our reader has gone: closing the pipe gives the program the same error
             self.is_open = False
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close both descriptors."""
         for end in (self.ours, self.child_end):
             if end >= 0:
                 os.close(end)
