@@ -93,7 +93,8 @@ def test_a_layout_that_onednn_chose_is_not_the_programs() -> None:
         (line(kind="reorder"), "oneDNN's reorder"),
         (line(SIZES.replace("oh16", "oh17")), "padded differently"),
         (line(SIZES.replace("sh2", "sh0")), "padded differently"),
-        (line(memory=PLAIN.replace("src:f32", "src:u8")), "no type for oneDNN's convolution of u8, f32, f32"),
+        (line(memory=PLAIN.replace("src:f32", "src:f64")), "no type for oneDNN's convolution of f64, f32, f32"),
+        (line(memory=PLAIN.replace("src:f32", "src:u8")), "oneDNN's convolution of u8, f32, f32"),
         (line(memory=PLAIN.replace("dst:f32", "dst:bf16")), "of f32, f32, bf16"),
         (line(prop="backward_bias"), "no direction"),
         (line().replace("primitive,", "graph,"), "graphs"),
@@ -187,6 +188,22 @@ ABC = "f32::blocked:abc::f0"
                 scale_b="block32x1_f32",
                 scale_c="vector",
             ),
+        ),
+        (
+            matmul("3x4:4x5", "u8::blocked:ab::f0", "s8::blocked:ab::f0", attrs="attr-scales:src0:0:f32+wei:2:f32"),
+            GemmConfig(
+                *(3, 5, 4),
+                data_type=DataType.UINT8,
+                b_type=DataType.INT8,
+                c_type=DataType.FP32,
+                scale_a="tensor",
+                scale_b="vector",
+            ),
+        ),
+        (
+            "onednn_verbose,exec,cpu,matmul,gemm:jit:f32,undef,src_f32::blocked:abc::f0 wei_f32::blocked:abc::f0 "
+            "bia_f32::blocked:abc::f0_mask4 dst_f32::blocked:abc::f0,,,1x12800x128:1x128x64,39.0911",
+            GemmConfig(12800, 64, 128),
         ),
         (matmul("3x4:4x5", AB, AB, attrs="attr-fpmath:bf16"), GemmConfig(3, 5, 4, compute_type="BF16")),
         (

@@ -30,6 +30,7 @@ _LATER = (
 FIELDS = (*_FIRST, *_LATER)
 _SIZES = ("m", "n", "k", "batch_count")
 _INPUTS = {name: found for name, found in DATA_TYPES.items() if found is not DataType.INT32}
+_WHOLE = (DataType.INT8, DataType.UINT8)
 _SCALE = re.compile(r"(tensor|vector|block\d+(x\d+)?(_[a-z0-9]+)?|)")
 
 
@@ -41,7 +42,7 @@ class GemmConfig(Config):
 
     `ld*` are the elements from one stored row to the next; None: the rows are packed. `stride_*` are the elements from
     one matrix of the batch to the next; None: they are packed, 0: all products share one. `data_type` is the type of A;
-    `b_type` that of B, None: the same; `c_type` that of C, None: the same, or INT32 for INT8. `compute_type` is what fp32
+    `b_type` that of B, None: the same; `c_type` that of C, None: the same, or INT32 for INT8 and UINT8. `compute_type` is what fp32
     inputs are rounded to before they are multiplied, None: nothing. `scale_*` say with what a matrix is scaled: "tensor":
     one factor, "vector": one for each row of op(A) or C or column of op(B), "block32_e8m0": one for each 32 elements of k,
     "block1x128": one for each block; empty: nothing. What equals a default is stored as that, so equal layers are equal.
@@ -89,7 +90,7 @@ class GemmConfig(Config):
                 raise BadInput(f"{name} must be tensor, vector or a block such as block1x128, got {shown(value)}")
 
     def _set_types(self) -> None:
-        usual = DataType.INT32 if self.data_type is DataType.INT8 else self.data_type
+        usual = DataType.INT32 if self.data_type in _WHOLE else self.data_type
         for name, members, default in (("b_type", _INPUTS, self.data_type), ("c_type", DATA_TYPES, usual)):
             value = getattr(self, name)
             if value is not None:

@@ -24,6 +24,7 @@ TYPES: dict[str, DataType] = {
     "f16": DataType.FP16,
     "bf16": DataType.BF16,
     "s8": DataType.INT8,
+    "u8": DataType.UINT8,
     "s32": DataType.INT32,
     "f8_e4m3": DataType.FP8_E4M3,
     "f8_e5m2": DataType.FP8_E5M2,
@@ -106,8 +107,10 @@ def primitive(line: str) -> Primitive:
     if text.startswith("graph"):
         raise UnsupportedLine("Tuna tunes no partitions of oneDNN graphs")
     words = text.split(",")
-    if len(words) != 9 or not words[-1]:
-        raise BadInput("the oneDNN line has too many fields" if len(words) > 9 else "the oneDNN line is cut short")
+    if len(words) < 9 or not words[-1]:
+        raise BadInput("the oneDNN line is cut short")
+    if len(words) > 9:
+        raise BadInput(f"the line of oneDNN's {words[2][:40]} has more fields than are known")
     _, _engine, kind, _implementation, prop, memory, attributes, auxiliary, problem = words
     named = dict(filter(None, (_memory(word) for word in memory.split())))
     pairs = (word.partition(":") for word in f"{attributes} {auxiliary}".split())

@@ -110,7 +110,7 @@ class Tally:
         self._source, self._change = source, change
         self._logs = [form for form in LINE_FORMS.all().values() if form.asks_for is not None]
         self._configs: dict[str, Config] = {}
-        self._accepted: list[_Accepted] = []
+        self._accepted: dict[tuple[object, ...], _Accepted] = {}
         self._known: dict[str, _Outcome] = {}
         self._rejections: list[Rejection] = []
         self._rejected_lines: list[int] = []
@@ -167,9 +167,9 @@ class Tally:
         for config in found:
             self._configs.setdefault(config.canonical(), config)
         texts = tuple(config.canonical() for config in found)
-        accepted = _Accepted(texts, len(named) > 1, () if form is None else form.left_out(text))
-        self._accepted.append(accepted)
-        return accepted
+        several = len(named) > 1
+        left_out = () if form is None else tuple(form.left_out(text))
+        return self._accepted.setdefault((texts, several, left_out), _Accepted(texts, several, left_out))
 
     def _reject(self, reason: str, text: str, unsupported: bool) -> int:
         place = self._reasons.get((reason, unsupported)) if self._is_log else None
@@ -208,7 +208,7 @@ class Tally:
         """The account of all lines so far."""
         weights = dict.fromkeys(self._configs, 0)
         left_out: dict[str, int] = {}
-        for accepted in self._accepted:
+        for accepted in self._accepted.values():
             for text in accepted.texts:
                 weights[text] += accepted.lines
             for what in accepted.left_out:
@@ -217,11 +217,11 @@ class Tally:
         rejections = tuple(replace(rejection, lines=lines) for rejection, lines in pairs)
         counts = LineCounts(
             total=self._total,
-            accepted=sum(accepted.lines for accepted in self._accepted),
+            accepted=sum(accepted.lines for accepted in self._accepted.values()),
             ignored=self._ignored,
             rejected=sum(r.lines for r in rejections if not r.unsupported),
             unsupported=sum(r.lines for r in rejections if r.unsupported),
-            expanded=sum(accepted.lines for accepted in self._accepted if accepted.several),
+            expanded=sum(accepted.lines for accepted in self._accepted.values() if accepted.several),
             duplicates=sum(weights.values()) - len(weights),
         )
         return ParsedFile(tuple(self._configs.values()), counts, rejections, tuple(weights.values()), left_out)

@@ -22,6 +22,7 @@ class DataType(str, Enum):
     FP16 = "FP16"  #: IEEE half precision
     BF16 = "BF16"  #: bfloat16
     INT8 = "INT8"  #: signed bytes, accumulated in 32 bits
+    UINT8 = "UINT8"  #: bytes without a sign, of a matrix product
     INT32 = "INT32"  #: only of the answer of a matrix product
     FP8_E4M3 = "FP8_E4M3"  #: OCP's 8 bits with 4 of exponent (PyTorch's float8_e4m3fn)
     FP8_E5M2 = "FP8_E5M2"  #: OCP's 8 bits with 5 of exponent
