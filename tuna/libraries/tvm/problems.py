@@ -72,7 +72,7 @@ def of(job: KernelJob) -> Problem | None:
     name = BY_NAME[job.solver].family
     if not name:
         return None
-    mode, target = mode_of(getattr(job, "conditions", {})), target_of(job.target)
+    mode, target = mode_of(job.conditions), target_of(job.target)
     if isinstance(job.config, GemmConfig) and name == GEMM.name:
         return Problem(job.config, GEMM, Product(job.config, mode, machine.from_target(target)))
     layer = layer_of(job.config, mode, target)
