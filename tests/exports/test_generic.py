@@ -42,6 +42,7 @@ records = st.builds(
     *[texts] * 8,
     st.none() | times,
     st.none() | spreads,
+    st.none() | st.floats(0, 1),
     counts,
     st.booleans(),
     environments,

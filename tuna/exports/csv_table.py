@@ -88,6 +88,7 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[Any], str], Callable[
     "median_ms": (("spread", "median_ms"), _OPTIONAL_FLOAT),
     "iqr_ms": (("spread", "iqr_ms"), _OPTIONAL_FLOAT),
     "repeats": (("spread", "repeats"), _OPTIONAL_INT),
+    "max_error": (("max_error",), _OPTIONAL_FLOAT),
     "workspace_bytes": (("workspace_bytes",), _INT),
     "simulated": (("simulated",), (lambda value: str(value).lower(), _bool)),
     "environment_key": (("environment", "key"), _TEXT),

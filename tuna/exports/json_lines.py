@@ -80,6 +80,7 @@ class _Line(_Part):
     params: str
     time_ms: _Time | None
     spread: _Spread | None
+    max_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     workspace_bytes: _Count
     simulated: bool
     environment: _Environment
@@ -132,6 +133,7 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
         "params": record.params,
         "time_ms": record.time_ms,
         "spread": None if record.spread is None else record.spread._asdict(),
+        "max_error": record.max_error,
         "workspace_bytes": record.workspace_bytes,
         "simulated": record.simulated,
         "environment": {
@@ -178,6 +180,7 @@ def _record(line: _Line, where: str) -> ResultRecord:
         line.params,
         line.time_ms,
         None if line.spread is None else Spread(**dict(line.spread)),
+        line.max_error,
         line.workspace_bytes,
         line.simulated,
         ResultEnvironment(**dict(line.environment)),

@@ -41,6 +41,7 @@ def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultR
             row.params,
             row.time_ms,
             spread_of(json.loads(row.times_ms)) if measured and row.times_ms else None,
+            row.max_error if measured else None,
             row.workspace_bytes,
             bool(row.simulated),
             environments[row.environment_id],
@@ -81,6 +82,7 @@ def _columns(selection: Selection) -> tuple[Any, ...]:
         getattr(selection.rows, "simulated", sa.false()).label("simulated"),
         Environment.id.label("environment_id"),
         Trial.times_ms,
+        Trial.max_error,
         Trial.measured_at.label("trial_at"),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.baselines import is_no_baseline
 from tuna.db.models import (
     Config,
     ConfigTag,
@@ -102,7 +103,7 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
         row.target,
         row.key,
         FindDb,
-        (FindDb.session_id == session_id,),
+        (FindDb.session_id == session_id, is_no_baseline()),
         tag,
     )
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.db import sessions
+from tuna.db.baselines import is_no_baseline
 from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
 from tuna.db.sessions import SessionInfo
 from tuna.errors import BadInput
@@ -99,7 +100,7 @@ def select(wanted: ResultSelection) -> sa.Subquery:
         .outerjoin(Job, Job.id == FindDb.job_id)
         .outerjoin(StepResult, measured)
         .outerjoin(Trial, best)
-        .where(FindDb.session_id == wanted.session_id)
+        .where(FindDb.session_id == wanted.session_id, is_no_baseline())
     )
     if wanted.kind is not None:
         query = query.join(Config, Config.id == FindDb.config_id).where(Config.kind == wanted.kind)

@@ -6,6 +6,7 @@ compiler, call foreign code and crash. Nothing else is imported here, so that a 
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,13 @@ class Loader(ABC):
         Types and shapes are those of the config's NumPy reference; the output is full of NaN (or of the smallest
         integer). It may be called several times for one file. What it raises is the candidate's `run_error`.
         """
+
+    def error_bound(self, job: KernelJob) -> float:
+        """Largest error, relative to the largest magnitude of the answer, that the job's solver may have.
+
+        The tolerance of the config's reference holds in any case.
+        """
+        return math.inf
 
     def peak_gflops(self) -> float | None:
         """Peak of the device in fp32, for reports; None: that of NumPy's matrix product on the cores of this process."""

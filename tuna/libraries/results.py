@@ -98,6 +98,7 @@ class ResultRecord(NamedTuple):
     params: str
     time_ms: float | None  #: median; None where an imported file knows only params
     spread: Spread | None  #: None for what was imported
+    max_error: float | None  #: of the winner, relative to the largest magnitude of the answer; None: not known
     workspace_bytes: int
     simulated: bool  #: the times come from a stand-in, not from a device
     environment: ResultEnvironment

@@ -8,7 +8,8 @@ takes no notice of a record's target, so that one directory is for one environme
     {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first.
+with lines counted from 0 and the fastest record first. A layer whose kernel takes packed weights, or tensors in blocks of
+channels, also has `"packing"`: for each argument null or the steps of `packing.py`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class TunedLayer:
     solver: str
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
+    packing: list[dict[str, Any] | None] | None = None  #: for each argument of the kernel; None: as the layer says
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
@@ -116,6 +118,7 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "time_ms": layer.records[0].seconds * 1000,
         "workload": index,
         "records": lines,
+        **({"packing": layer.packing} if layer.packing else {}),
     }
 
 
@@ -129,7 +132,8 @@ def read(directory: Path) -> Iterator[TunedLayer]:
     try:
         for item in listing["layers"]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
-            yield TunedLayer(item["key"], item["driver"], item["solver"], workloads[item["workload"]], tuned)
+            workload, packing = workloads[item["workload"]], item.get("packing")
+            yield TunedLayer(item["key"], item["driver"], item["solver"], workload, tuned, packing)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
 

@@ -60,6 +60,7 @@ def sample_record(config: str, solver: str, time_ms: float | None, **facts: Any)
         "params": "1,2",
         "time_ms": time_ms,
         "spread": None if time_ms is None else Spread(time_ms * 0.75, time_ms, time_ms * 0.5, 5),
+        "max_error": None if time_ms is None else 2.5e-7,
         "workspace_bytes": 4096,
         "simulated": False,
         "environment": _ENVIRONMENT,

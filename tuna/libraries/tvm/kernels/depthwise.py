@@ -48,12 +48,6 @@ class DepthwiseParams:
         return asdict(self)
 
 
-def applies(shape: ConvShape, mode: Mode) -> bool:
-    """Whether every group has one input channel; native also needs one output channel for each."""
-    alone = shape.groups == shape.in_channels > 1
-    return alone and (mode is Mode.LAYER or _multiplier(shape) == 1)
-
-
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
     """W as K/b, R, S, b from K, 1, R, S; zeros fill channels up."""
     dense = np.zeros((shape.out_blocks * shape.block, *shape.filter), np.float32)

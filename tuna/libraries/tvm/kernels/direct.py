@@ -61,11 +61,6 @@ class DirectParams:
         return asdict(self)
 
 
-def applies(shape: ConvShape, mode: Mode) -> bool:
-    """Whether there is a kernel for the layer in that mode."""
-    return mode is Mode.LAYER or shape.fits_native()
-
-
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
     """W as K/b, C/i, R, S, i, b from K, C/groups, R, S; zeros where channels are filled up or belong to other groups."""
     in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups

@@ -12,7 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import Config, ConvConfig
-from tuna.libraries.tvm.kernels import depthwise, direct, gemm, machine, pointwise, shape, winograd
+from tuna.libraries.tvm.kernels import coverage, depthwise, direct, gemm, machine, pointwise, shape, winograd
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
@@ -58,11 +58,11 @@ def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
     return sch.sample_categorical(list(range(count)), [1.0 / count] * count, decision)
 
 
-def _family(name: str, module: Any, **bound: int) -> Family:
+def _family(name: str, module: Any, applies: Callable[..., bool], **bound: int) -> Family:
     """The family of a module's functions, with `bound` as further arguments of all of them."""
     return Family(
         name,
-        applies=partial(module.applies, **bound),
+        applies=partial(applies, **bound),
         pack_weights=partial(module.pack_weights, **bound),
         workload=partial(module.workload, **bound),
         space=partial(module.space, **bound),
@@ -74,15 +74,15 @@ def _family(name: str, module: Any, **bound: int) -> Family:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        _family("direct", direct),
-        _family("depthwise", depthwise),
-        _family("pointwise", pointwise),
-        *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
+        _family("direct", direct, coverage.direct),
+        _family("depthwise", depthwise, coverage.depthwise),
+        _family("pointwise", pointwise, coverage.pointwise),
+        *(_family(f"winograd{outputs}", winograd, coverage.winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
     )
 }
 
 #: Matrix products; apart from the others because it takes a `gemm.Product`.
-GEMM = _family("gemm", gemm)
+GEMM = _family("gemm", gemm, coverage.gemm)
 
 
 def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:

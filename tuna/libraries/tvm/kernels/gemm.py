@@ -27,8 +27,7 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from tuna.configs import Config, GemmConfig
-from tuna.configs.values import DataType
+from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -64,11 +63,6 @@ class GemmParams:
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
-
-
-def applies(config: Config, mode: Mode) -> bool:
-    """Whether there is a kernel: fp32, in either mode."""
-    return isinstance(config, GemmConfig) and config.data_type is DataType.FP32
 
 
 def pack_weights(product: Product, b: Any) -> Any:

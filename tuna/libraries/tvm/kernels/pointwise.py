@@ -22,7 +22,7 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _SUMS, _FLAT = "sums", "flat"
@@ -44,12 +44,6 @@ class PointwiseParams:
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
-
-
-def applies(shape: ConvShape, mode: Mode) -> bool:
-    """Whether there is a kernel: own layout NCHW, 1x1, stride 1, no padding, no groups, whole vectors of pixels."""
-    plain = shape.pointwise and shape.stride == (1, 1) and shape.pad == (0, 0) and shape.groups == 1
-    return plain and mode is Mode.LAYER and not shape.in_layout.endswith("C") and _pixels(shape) % shape.block == 0
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:

@@ -33,16 +33,16 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels import coverage, stages
 from tuna.libraries.tvm.kernels.cook_toom import Matrix, transforms
-from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import Layer
 
 #: Outputs of a tile in each direction, by how often they win.
 OUTPUTS = (4, 2, 6)
 #: Largest error over largest magnitude of the answer, up to 2,048 input channels.
-ERROR_BOUND = {2: 5e-6, 4: 5e-5, 6: 1e-4}
-_TAPS = 3
+ERROR_BOUND = coverage.WINOGRAD_ERROR
+_TAPS = coverage.TAPS
 _FMA_LATENCY = 4
 #: Bytes a cycle that a core streams from beyond its L2.
 _L3_BYTES = 12.0
@@ -63,12 +63,6 @@ class WinogradParams:
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
         return asdict(self)
-
-
-def applies(shape: ConvShape, mode: Mode, outputs: int) -> bool:
-    """Whether there is a kernel for the layer: 3x3, stride 1, no groups, no dilation, and more than one tile wide."""
-    plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
-    return plain and shape.filter == (_TAPS, _TAPS) and not shape.image and min(shape.out_size) >= outputs
 
 
 def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
