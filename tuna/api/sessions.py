@@ -154,21 +154,21 @@ def watcher(session_id: int | None = None) -> Watcher:
     return Watcher(open_database(), get_settings(), session_id)
 
 
-def report(session_id: int) -> ReportFigures:
-    """All figures of a session's report; raises NotFound."""
+def report(session_id: int, against: int | None = None) -> ReportFigures:
+    """All figures of a session's report, beside the times of session `against`; raises NotFound, BadInput."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.reports.queries import read_figures
 
     with reading(open_database()) as connection:
-        return read_figures(connection, session_id)
+        return read_figures(connection, session_id, against)
 
 
-def write_report(session_id: int, path: Path) -> Path:
-    """Write the session's report as one HTML file and return its path; raises NotFound, BadInput, StorageFull."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.reports.html import write_report as write
+def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
+    """Write figures, or those of a session (beside the times of session `against`), as one HTML file; returns its path.
 
-    with reading(open_database()) as connection:
-        return write(connection, session_id, path)
+    Raises NotFound, BadInput, StorageFull.
+    """
+    from tuna.reports.html import write
+
+    return write(report(figures, against) if isinstance(figures, int) else figures, path)

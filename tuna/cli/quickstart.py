@@ -10,7 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli import show
-from tuna.cli.console import print_table
+from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 
 TAG = "resnet50-quick"
@@ -39,35 +39,14 @@ def quickstart(output: Path, candidates: int) -> int:
     show.applicability(api.update_applicability(session_id, TAG))
     show.loaded(api.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates}))
     errored = work_through(session_id, workers=True)
-    complete = _print_winners(session_id)
+    figures = api.report(session_id)
+    print_winners(figures)
     click.echo("\nDatabases:")
     for form in FORMS:
         show.exported(api.export(session_id, form, output))
     click.echo("\nReport:")
-    click.echo(str(api.write_report(session_id, output / "report.html")))
+    click.echo(str(api.write_report(figures, output / "report.html")))
     if errored:
         click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
     click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
-    return 0 if complete else 1
-
-
-def _print_winners(session_id: int) -> bool:
-    """Print the best solver of each layer; says whether every layer has one."""
-    layers = api.report(session_id).layers
-    rows = []
-    for layer in layers:
-        best = layer.best
-        figures = (_number(best.time_ms), _number(best.gflops, 1)) if best else ("-", "-")
-        name = best.solver if best else layer.no_winner
-        rows.append((layer.label, name, *figures, _share(layer.peak_share), layer.trials, layer.failed))
-    columns = ("layer", "best solver", "ms", "GFLOP/s", "of peak", "trials", "failed")
-    print_table("", columns, rows, right=(2, 3, 4, 5, 6))
-    return all(layer.best for layer in layers)
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+    return 0 if figures.with_winner == len(figures.layers) else 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.db.models import Base, Framework, Model, ModelConfig
+from tuna.db.models import Base, Framework, Job, Model, ModelConfig
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
@@ -100,6 +100,25 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
         .order_by(Model.name, Model.version)
     )
     return [(Named(name, version), count) for name, version, count in connection.execute(statement)]
+
+
+def counts(connection: sa.Connection, session_id: int) -> dict[str, dict[int, int]]:
+    """{model: {config id: how often the model has it}} of every model with a config of the session, its other configs too.
+
+    A model that was imported for several frameworks or numbers of GPUs counts once, with the largest weight.
+    """
+    own = sa.select(Job.config_id).where(Job.session_id == session_id)
+    shared = sa.select(ModelConfig.model_id).where(ModelConfig.config_id.in_(own))
+    statement = (
+        sa.select(Model.name, Model.version, ModelConfig.config_id, sa.func.max(ModelConfig.weight))
+        .join(Model, Model.id == ModelConfig.model_id)
+        .where(ModelConfig.model_id.in_(shared))
+        .group_by(Model.name, Model.version, ModelConfig.config_id)
+    )
+    found: dict[str, dict[int, int]] = {}
+    for name, version, config_id, weight in connection.execute(statement):
+        found.setdefault(str(Named(name, version)), {})[config_id] = int(weight)
+    return found
 
 
 def frameworks(connection: sa.Connection) -> list[Named]:

@@ -185,6 +185,10 @@ class Library(ABC):
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, item.layer.text()])
 
+    def readable_params(self, params: str) -> str:
+        """A candidate's params in one short line for people; they may come from another version. The default changes nothing."""
+        return params
+
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""
 

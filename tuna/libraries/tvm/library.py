@@ -9,6 +9,7 @@ from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.conditions import Condition
 from tuna.libraries.tvm import environment
+from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import TABLE, applicable
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
@@ -56,6 +57,10 @@ class TvmLibrary(CandidateLibrary):
     def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
         return ((config, applicable(config, environment.target, environment.conditions)) for config in configs)
+
+    def readable_params(self, params: str) -> str:
+        """The decisions of the schedule."""
+        return readable(params)
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """TVM's threads, which stay where the sandbox puts them."""
