@@ -12,7 +12,7 @@ from tuna.cli.console import print_json, print_table
 
 if TYPE_CHECKING:
     from tuna.reports.comparison import ComparedLayer, Comparison
-    from tuna.reports.intervals import Ratio
+    from tuna.reports.ratios import Ratio
 
 
 @click.command()

@@ -16,7 +16,7 @@ from tuna.db import configs, networks, sessions
 from tuna.db.models import Config, ConfigTag, FindDb, Job, Solver, Trial
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
-from tuna.reports.intervals import Ratio, ratio_of_medians
+from tuna.reports.ratios import Ratio, ratio_of_medians
 
 #: The name of the total over all layers, each counted once.
 ALL_LAYERS = "all layers, each once"

@@ -1,4 +1,4 @@
-"""Confidence intervals of measured times."""
+"""Ratios of measured times, with their confidence intervals."""
 
 from __future__ import annotations
 
