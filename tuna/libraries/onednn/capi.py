@@ -57,7 +57,7 @@ class _ExecArg(ctypes.Structure):
     _fields_ = (("arg", c_int), ("memory", c_void_p))
 
 
-#: Argument types; every function but the first three returns a status.
+#: Argument types; what a function returns is a status unless `_RESULTS` says otherwise.
 _FUNCTIONS: Mapping[str, Sequence[object]] = {
     "dnnl_version": (),
     "dnnl_get_effective_cpu_isa": (),
@@ -67,6 +67,7 @@ _FUNCTIONS: Mapping[str, Sequence[object]] = {
     "dnnl_stream_wait": (c_void_p,),
     "dnnl_memory_desc_create_with_strides": (_Out, c_int, _Dims, c_int, _Dims),
     "dnnl_memory_desc_create_with_tag": (_Out, c_int, _Dims, c_int, c_int),
+    "dnnl_memory_desc_equal": (c_void_p, c_void_p),
     "dnnl_memory_desc_destroy": (c_void_p,),
     "dnnl_memory_create": (_Out, c_void_p, c_void_p, c_void_p),
     "dnnl_memory_destroy": (c_void_p,),
@@ -175,6 +176,10 @@ class Dnnl:
         """The description of a tensor in the layout that the implementation chooses."""
         arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _TAG_ANY)
         return Handle(self, self._new("dnnl_memory_desc_create_with_tag", *arguments), "dnnl_memory_desc_destroy")
+
+    def equal(self, one: c_void_p, other: c_void_p) -> bool:
+        """Whether two descriptions are of the same layout."""
+        return bool(self.functions.dnnl_memory_desc_equal(one, other))
 
     def memory(self, description: Handle | c_void_p, address: int | None = None, *needs: Handle) -> Handle:
         """Memory of oneDNN's own, or that at `address`."""

@@ -20,13 +20,6 @@ class Tensor:
     strides: tuple[int, ...]  #: as the layer says, in elements
     data_type: str  #: by its NumPy name
 
-    def strides_in(self, layout: Layout) -> tuple[int, ...] | None:
-        """The strides in a layout; None where the implementation chooses."""
-        if layout is Layout.ANY:
-            return None
-        order = range(len(self.dims))
-        return _strides(self.dims, (0, *order[2:], 1) if layout is Layout.CHANNELS_LAST else tuple(order))
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -38,9 +31,15 @@ class Operation:
     answer: Tensor
     geometry: tuple[tuple[int, ...], ...] = ()  #: of a convolution: strides, dilations less 1, left and right padding
 
+    def strides(self, tensor: Tensor, layout: Layout) -> tuple[int, ...] | None:
+        """Those of `source` or `answer` in a layout; None where the implementation chooses."""
+        if layout is Layout.ANY:
+            return None
+        return _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides if self.geometry else tensor.strides
+
 
 def operation_of(config: Config) -> Operation | None:
-    """The operation of a layer; None if it is none that oneDNN's library here computes."""
+    """The operation of a layer; None if the library onednn has no solver for its kind or direction."""
     if isinstance(config, GemmConfig):
         return _matmul(config)
     if isinstance(config, ConvConfig) and config.mode == "conv" and config.direction in _NAMES:
@@ -48,7 +47,7 @@ def operation_of(config: Config) -> Operation | None:
     return None
 
 
-_NAMES = {Direction.FORWARD: "convolution_forward"}
+_NAMES = {Direction.FORWARD: "convolution_forward", Direction.BACKWARD_DATA: "convolution_backward_data"}
 
 
 def channels_last(config: Config) -> bool:
@@ -76,7 +75,8 @@ def _convolution(config: ConvConfig) -> Operation:
         per_group = config.out_channels // groups
         w = Tensor((groups, per_group, *w.dims[1:]), (per_group * w.strides[0], *w.strides), given)
     geometry = (steps, tuple(gap - 1 for gap in gaps), pads, ends)
-    return Operation(_NAMES[config.direction], x, w, y, geometry)
+    source, answer = (x, y) if config.direction is Direction.FORWARD else (y, x)
+    return Operation(_NAMES[config.direction], source, w, answer, geometry)
 
 
 def _matmul(config: GemmConfig) -> Operation:
@@ -108,5 +108,3 @@ def _strides(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     sizes = [dims[axis] for axis in order]
     by_axis = {axis: prod(sizes[place + 1 :]) for place, axis in enumerate(order)}
     return tuple(by_axis[axis] for axis in range(len(dims)))
-
-
