@@ -118,6 +118,10 @@ def test_what_is_not_like_for_like_is_said(build: DatabaseBuilder) -> None:
     same = build.session("onednn", reason="the same machine")
     result(build, same, DRIVERS[0], "S", 1.0)
     assert compare(build.connection, [ours, same]).differences == ()
+    native = build.session("tvm", reason="in blocks", conditions={"layouts": "native"})
+    result(build, native, DRIVERS[0], "S", 1.0)
+    (layouts,) = compare(build.connection, [native, same]).differences
+    assert f"layouts (session {native}: native; session {same}: default)" in layouts
 
 
 def test_what_cannot_be_compared_is_refused(build: DatabaseBuilder) -> None:

@@ -44,9 +44,11 @@ def compare(session_ids: tuple[int, ...], tag: str | None, as_json: bool) -> Non
 
 def _show(found: Comparison) -> None:
     for session in found.sessions:
+        where = f"{session.device or session.arch} x {session.num_cu}"
+        chosen = [f"{name} {value}" for name, value in session.conditions.items()]
         click.echo(
             f"session {session.session_id}: {session.library} {session.library_version}, {session.reason!r}, "
-            f"{session.device or session.arch} x {session.num_cu}, {session.layers} layers"
+            f"{', '.join([where, *chosen, f'{session.layers} layers'])}"
         )
     first = found.sessions[0].session_id
     columns = ["layer", *(f"{one.session_id} {one.library} ms" for one in found.sessions)]

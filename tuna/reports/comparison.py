@@ -33,6 +33,7 @@ class ComparedSession:
     device: str
     arch: str
     num_cu: int
+    conditions: Mapping[str, str]  #: of measurement, other than the default
     layers: int  #: with a result
     simulated: int  #: results that a stand-in timed
 
@@ -131,6 +132,7 @@ def compare(connection: sa.Connection, session_ids: Sequence[int], tag: str | No
             device=info.environment.device,
             arch=info.environment.arch,
             num_cu=info.environment.num_cu,
+            conditions=dict(info.environment.conditions),
             layers=sum(layer.bests[place] is not None for layer in layers),
             simulated=_simulated(connection, info.id),
         )
@@ -270,6 +272,10 @@ def _differences(
     }
     if len({one.library for one in environments}) == 1:  # another library may name the same one in another way
         facts["measured on different architectures"] = [one.arch for one in environments]
+    for name in sorted({name for one in environments for name in one.conditions}):
+        facts[f"measured under different conditions of {name}"] = [
+            one.conditions.get(name, "default") for one in environments
+        ]
     found = []
     for what, values in facts.items():
         if len(set(values)) > 1:

@@ -20,7 +20,14 @@ SRC, DST, WEIGHTS, DIFF_SRC, DIFF_DST = 1, 17, 33, 129, 145
 DATA_TYPES: Mapping[str, int] = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5}
 _MAX_DIMS = 12
 _SUCCESS, _UNIMPLEMENTED, _LAST_IMPL_REACHED = 0, 3, 4
-_STATUS = ("success", "out of memory", "invalid arguments", "unimplemented", "last implementation reached", "runtime error")
+_STATUS = (
+    "success",
+    "out of memory",
+    "invalid arguments",
+    "unimplemented",
+    "last implementation reached",
+    "runtime error",
+)
 _CPU, _STREAM_DEFAULT, _FORWARD_INFERENCE, _CONVOLUTION_AUTO, _TAG_ANY = 1, 1, 96, 3, 1
 _QUERY_IMPL_INFO, _QUERY_EXEC_ARG_MD = 8, 255
 _ALLOCATE = c_void_p(-1)
@@ -106,11 +113,13 @@ class DnnlError(Exception):
 
 
 class Handle:
-    """An object of oneDNN's, destroyed with this one; `needs` live as long."""
+    """An object of oneDNN's, destroyed with this one unless it belongs to another; `needs` live as long."""
 
     def __init__(self, library: Dnnl, value: c_void_p, destroy: str, *needs: Handle) -> None:
-        self.value, self._needs = value, needs
-        weakref.finalize(self, getattr(library.functions, destroy), value)
+        self.value = self._as_parameter_ = value
+        self._needs = needs
+        if destroy:
+            weakref.finalize(self, getattr(library.functions, destroy), value)
 
 
 class Primitive(Handle):
@@ -177,35 +186,35 @@ class Dnnl:
         arguments = (len(dims), _dims(dims), DATA_TYPES[data_type], _TAG_ANY)
         return Handle(self, self._new("dnnl_memory_desc_create_with_tag", *arguments), "dnnl_memory_desc_destroy")
 
-    def equal(self, one: c_void_p, other: c_void_p) -> bool:
+    def equal(self, one: Handle, other: Handle) -> bool:
         """Whether two descriptions are of the same layout."""
         return bool(self.functions.dnnl_memory_desc_equal(one, other))
 
-    def memory(self, description: Handle | c_void_p, address: int | None = None, *needs: Handle) -> Handle:
+    def memory(self, description: Handle, address: int | None = None) -> Handle:
         """Memory of oneDNN's own, or that at `address`."""
-        owner = (description,) if isinstance(description, Handle) else ()
-        value = description.value if isinstance(description, Handle) else description
         place = _ALLOCATE if address is None else c_void_p(address)
-        made = self._new("dnnl_memory_create", value, self._engine, place)
-        return Handle(self, made, "dnnl_memory_destroy", *owner, *needs)
+        made = self._new("dnnl_memory_create", description, self._engine, place)
+        return Handle(self, made, "dnnl_memory_destroy", description)
 
-    def convolution_forward(self, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]]) -> Implementations:
+    def convolution_forward(
+        self, x: Handle, w: Handle, y: Handle, geometry: Sequence[Sequence[int]]
+    ) -> Implementations:
         """`geometry`: strides, dilations less 1, left and right padding, by spatial axis."""
         function = "dnnl_convolution_forward_primitive_desc_create"
         mode = (_FORWARD_INFERENCE, _CONVOLUTION_AUTO)
-        return self._implementations(function, *mode, x.value, w.value, None, y.value, *map(_dims, geometry), None)
+        return self._implementations(function, *mode, x, w, None, y, *map(_dims, geometry), None)
 
     def convolution_backward_data(
         self, dy: Handle, w: Handle, dx: Handle, geometry: Sequence[Sequence[int]]
     ) -> Implementations:
         """As the forward one."""
         function = "dnnl_convolution_backward_data_primitive_desc_create"
-        descriptions = (_CONVOLUTION_AUTO, dx.value, w.value, dy.value)
+        descriptions = (_CONVOLUTION_AUTO, dx, w, dy)
         return self._implementations(function, *descriptions, *map(_dims, geometry), None, None)
 
     def matmul(self, a: Handle, b: Handle, c: Handle) -> Implementations:
         """A times B."""
-        return self._implementations("dnnl_matmul_primitive_desc_create", a.value, b.value, None, c.value, None)
+        return self._implementations("dnnl_matmul_primitive_desc_create", a, b, None, c, None)
 
     def _implementations(self, function: str, *arguments: object) -> Implementations:
         try:
@@ -216,12 +225,12 @@ class Dnnl:
             return Implementations(self, None)
         return Implementations(self, Handle(self, made, "dnnl_primitive_desc_destroy"))
 
-    def reorder(self, source: Handle, source_md: c_void_p, target: Handle, target_md: c_void_p) -> None:
+    def reorder(self, source: Handle, source_md: Handle, target: Handle, target_md: Handle) -> None:
         """Copy a tensor from one memory to another, changing its layout."""
         function = "dnnl_reorder_primitive_desc_create"
         made = self._new(function, source_md, self._engine, target_md, self._engine, None)
         description = Handle(self, made, "dnnl_primitive_desc_destroy")
-        value = self._new("dnnl_primitive_create", description.value)
+        value = self._new("dnnl_primitive_create", description)
         Primitive(self, value, {SRC: source, DST: target}, description).run()
 
 
@@ -237,13 +246,13 @@ class Implementations:
         while self._description is not None:
             name = c_char_p()
             query = self._library.functions.dnnl_primitive_desc_query
-            status = query(self._description.value, _QUERY_IMPL_INFO, 0, byref(name))
+            status = query(self._description, _QUERY_IMPL_INFO, 0, byref(name))
             if status:
                 raise DnnlError("dnnl_primitive_desc_query", status)
             text = (name.value or b"").decode()
             counts[text] = counts.get(text, 0) + 1
             yield text if counts[text] == 1 else f"{text} #{counts[text]}"
-            status = self._library.functions.dnnl_primitive_desc_next_impl(self._description.value)
+            status = self._library.functions.dnnl_primitive_desc_next_impl(self._description)
             if status == _LAST_IMPL_REACHED:
                 return
             if status:
@@ -254,16 +263,17 @@ class Implementations:
         if not any(name == found for found in self):
             raise LookupError(f"oneDNN {self._library.version} does not list {name} for this layer and layout")
 
-    def description_of(self, argument: int) -> c_void_p:
-        """The layout that the current one wants for an argument; valid as long as this object."""
+    def description_of(self, argument: int) -> Handle:
+        """The layout that the current one wants for an argument; until another is current."""
         assert self._description is not None
         query = self._library.functions.dnnl_primitive_desc_query_md
-        return c_void_p(query(self._description.value, _QUERY_EXEC_ARG_MD, argument))
+        value = c_void_p(query(self._description, _QUERY_EXEC_ARG_MD, argument))
+        return Handle(self._library, value, "", self._description)
 
     def primitive(self, arguments: Mapping[int, Handle]) -> Primitive:
         """The current one, compiled; raises DnnlError."""
         assert self._description is not None
-        made = self._library._new("dnnl_primitive_create", self._description.value)
+        made = self._library._new("dnnl_primitive_create", self._description)
         return Primitive(self._library, made, arguments, self._description)
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuna.libraries.onednn.capi import DIFF_DST, DIFF_SRC, DST, SRC, WEIGHTS, Dnnl, Handle, Implementations, Primitive
 from tuna.libraries.onednn.operations import Operation, Tensor
 from tuna.libraries.onednn.solvers import Layout
-
-if TYPE_CHECKING:
-    from ctypes import c_void_p
 
 #: Arguments of source, weights and answer, by the operation's name.
 _ARGUMENTS: Mapping[str, tuple[int, int, int]] = {
@@ -32,7 +29,7 @@ def implementations(library: Dnnl, operation: Operation, layout: Layout) -> Impl
 
 def listed(library: Dnnl, operation: Operation, layouts: Collection[Layout]) -> dict[Layout, list[str]]:
     """The names for each layout; one that chooses a layout under which it is listed already is left out of `ANY`."""
-    found = {
+    found: dict[Layout, list[str]] = {
         layout: list(implementations(library, operation, layout)) for layout in layouts if layout is not Layout.ANY
     }
     if Layout.ANY in layouts:
@@ -49,7 +46,7 @@ def _is_listed(
     return any(
         name in names
         and all(
-            library.equal(free.description_of(argument), _description(library, operation, tensor, layout).value)
+            library.equal(free.description_of(argument), _description(library, operation, tensor, layout))
             for argument, tensor in sides
         )
         for layout, names in found.items()
@@ -89,6 +86,6 @@ class Prepared:
         if not array.flags.c_contiguous:
             raise ValueError("oneDNN is given arrays that lie in memory without gaps")
         outside = self._library.strided(tensor.dims, tensor.data_type, tensor.strides)
-        theirs: tuple[Handle, c_void_p] = (self._memories[argument], self._chosen.description_of(argument))
-        ours = (self._library.memory(outside, array.ctypes.data), outside.value)
+        theirs = (self._memories[argument], self._chosen.description_of(argument))
+        ours = (self._library.memory(outside, array.ctypes.data), outside)
         self._library.reorder(*(theirs + ours if back else ours + theirs))
