@@ -45,6 +45,8 @@ _ISAS = {
     0xFEF: "avx512_core_amx",
     0x1FEF: "avx512_core_amx_fp16",
 }
+#: Bits of an instruction set with dot products of bytes, of AVX2 and of AVX-512.
+_VNNI = 0x8 | 0x40
 _Dims = c_int64 * _MAX_DIMS
 _Out = POINTER(c_void_p)
 
@@ -166,8 +168,16 @@ class Dnnl:
     @cached_property
     def isa(self) -> str:
         """The instruction set for which it generates code on this CPU."""
-        value = int(self.functions.dnnl_get_effective_cpu_isa())
+        value = self._isa()
         return _ISAS.get(value, f"isa_{value:#x}" if value else "generic")
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether that set has dot products of bytes, without which int8 convolutions are not exact."""
+        return bool(self._isa() & _VNNI)
+
+    def _isa(self) -> int:
+        return int(self.functions.dnnl_get_effective_cpu_isa())
 
     def _new(self, function: str, *arguments: object) -> c_void_p:
         value = c_void_p()

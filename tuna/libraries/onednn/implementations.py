@@ -28,10 +28,14 @@ def implementations(library: Dnnl, operation: Operation, layout: Layout) -> Impl
 
 
 def listed(library: Dnnl, operation: Operation, layouts: Collection[Layout]) -> dict[Layout, list[str]]:
-    """The names for each layout; one that chooses a layout under which it is listed already is left out of `ANY`."""
-    found: dict[Layout, list[str]] = {
-        layout: list(implementations(library, operation, layout)) for layout in layouts if layout is not Layout.ANY
-    }
+    """The names for each layout, without repetitions.
+
+    A layout that is the same as an earlier one is left out, and of `ANY` each that chooses a layout under which it is listed.
+    """
+    found: dict[Layout, list[str]] = {}
+    for layout in layouts:
+        if layout is not Layout.ANY and not any(operation.same(layout, other) for other in found):
+            found[layout] = list(implementations(library, operation, layout))
     if Layout.ANY in layouts:
         free = implementations(library, operation, Layout.ANY)
         found[Layout.ANY] = [name for name in free if not _is_listed(library, operation, free, name, found)]

@@ -10,7 +10,7 @@ from tuna.configs import from_json
 from tuna.libraries.onednn.capi import Dnnl
 from tuna.libraries.onednn.implementations import listed
 from tuna.libraries.onednn.operations import channels_last, operation_of
-from tuna.libraries.onednn.solvers import allowed, by_solver
+from tuna.libraries.onednn.solvers import allowed, by_solver, is_reference
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -30,8 +30,11 @@ def solvers_of(library: Dnnl, facts: dict[str, Any], native: bool) -> dict[str, 
     operation = operation_of(config)
     if operation is None:
         return {}
-    layouts = allowed(config.kind, channels_last(config), native)
-    return by_solver(config.kind, listed(library, operation, layouts))
+    found = listed(library, operation, allowed(config.kind, channels_last(config), native))
+    if operation.geometry and operation.source.data_type == "int8" and not library.has_vnni:
+        # oneDNN halves the weights there, lest sums of two products overflow 16 bits: section "Nuances of int8 Computations"
+        found = {layout: [name for name in names if is_reference(name)] for layout, names in found.items()}
+    return by_solver(config.kind, found)
 
 
 @functools.cache

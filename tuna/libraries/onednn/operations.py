@@ -37,6 +37,13 @@ class Operation:
             return None
         return _image(tensor.dims, layout is Layout.CHANNELS_LAST, "").strides if self.geometry else tensor.strides
 
+    def same(self, one: Layout, other: Layout) -> bool:
+        """Whether two layouts other than `ANY` are the same for source and answer, as with one channel."""
+        return all(
+            _alike(tensor.dims, *(self.strides(tensor, it) for it in (one, other)))
+            for tensor in (self.source, self.answer)
+        )
+
 
 def operation_of(config: Config) -> Operation | None:
     """The operation of a layer; None if the library onednn has no solver for its kind or direction."""
@@ -108,3 +115,10 @@ def _strides(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     sizes = [dims[axis] for axis in order]
     by_axis = {axis: prod(sizes[place + 1 :]) for place, axis in enumerate(order)}
     return tuple(by_axis[axis] for axis in range(len(dims)))
+
+
+def _alike(dims: Sequence[int], one: Sequence[int] | None, other: Sequence[int] | None) -> bool:
+    """Whether strides differ at most along axes with one element."""
+    if one is None or other is None:
+        return one is other
+    return all(size == 1 or a == b for size, a, b in zip(dims, one, other, strict=True))

@@ -48,7 +48,6 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
 }
 _LAYOUTS = {"convolution": tuple(Layout), "gemm": (Layout.PLAIN, Layout.ANY)}
 _PREFIX = {"convolution": "OneDnn", "gemm": "OneDnnMatmul"}
-_REFERENCE = "Ref"
 
 
 def solver_name(kind: str, family: str, layout: Layout) -> str:
@@ -63,8 +62,8 @@ SOLVERS: tuple[Solver, ...] = tuple(
     for family in families
     for layout in _LAYOUTS[kind]
 )
-_PARTS: Mapping[str, tuple[str, str, Layout]] = {
-    solver_name(kind, family.name, layout): (kind, family.name, layout)
+_LAYOUT_OF: Mapping[str, Layout] = {
+    solver_name(kind, family.name, layout): layout
     for kind, families in FAMILIES.items()
     for family in families
     for layout in _LAYOUTS[kind]
@@ -78,7 +77,7 @@ def family_of(kind: str, implementation: str) -> str:
 
 def layout_of(solver: str) -> Layout:
     """The layout of a solver; raises KeyError for an unknown one."""
-    return _PARTS[solver][2]
+    return _LAYOUT_OF[solver]
 
 
 def by_solver(kind: str, listed: Mapping[Layout, Sequence[str]]) -> dict[str, list[str]]:
@@ -87,15 +86,17 @@ def by_solver(kind: str, listed: Mapping[Layout, Sequence[str]]) -> dict[str, li
     Its reference implementations are slower by orders of magnitude: they apply only where there is nothing else.
     """
     found: dict[str, list[str]] = {}
+    only_references = all(is_reference(name) for names in listed.values() for name in names)
     for layout, implementations in listed.items():
-        for implementation in implementations:
-            found.setdefault(solver_name(kind, family_of(kind, implementation), layout), []).append(implementation)
-    others = {name: names for name, names in found.items() if not _is_reference(name)}
-    return others or found
+        for name in implementations:
+            if only_references or not is_reference(name):
+                found.setdefault(solver_name(kind, family_of(kind, name), layout), []).append(name)
+    return found
 
 
-def _is_reference(solver: str) -> bool:
-    return _PARTS[solver][1] == _REFERENCE
+def is_reference(implementation: str) -> bool:
+    """Whether it is one of oneDNN's plain loops, which are there for every layer."""
+    return implementation.startswith("ref")
 
 
 def allowed(kind: str, channels_last: bool, native: bool) -> Collection[Layout]:
