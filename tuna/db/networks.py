@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.db.models import Base, Framework, Job, Model, ModelConfig
+from tuna.db.models import Base, Framework, Model, ModelConfig
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
@@ -102,22 +103,16 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
     return [(Named(name, version), count) for name, version, count in connection.execute(statement)]
 
 
-def counts(connection: sa.Connection, session_id: int) -> dict[str, dict[int, int]]:
-    """{model: {config id: how often the model has it}} of every model with a config of the session, its other configs too.
-
-    A model that was imported for several frameworks or numbers of GPUs counts once, with the largest weight.
-    """
-    own = sa.select(Job.config_id).where(Job.session_id == session_id)
-    shared = sa.select(ModelConfig.model_id).where(ModelConfig.config_id.in_(own))
-    statement = (
-        sa.select(Model.name, Model.version, ModelConfig.config_id, sa.func.max(ModelConfig.weight))
+def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
+    """How often each config occurs in each model (`NAME VERSION`), over every framework and number of GPUs."""
+    query = (
+        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.sum(ModelConfig.weight))
         .join(Model, Model.id == ModelConfig.model_id)
-        .where(ModelConfig.model_id.in_(shared))
-        .group_by(Model.name, Model.version, ModelConfig.config_id)
+        .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
     )
-    found: dict[str, dict[int, int]] = {}
-    for name, version, config_id, weight in connection.execute(statement):
-        found.setdefault(str(Named(name, version)), {})[config_id] = int(weight)
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for config_id, name, version, weight in connection.execute(query):
+        found[config_id][str(Named(name, version))] = int(weight)
     return found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna.db import sessions
+from tuna.db.baselines import is_no_baseline
 from tuna.db.models import FindDb, Solver
 from tuna.errors import BadInput
-from tuna.libraries.base import Environment
+from tuna.reports.comparison import differences
 from tuna.reports.report_data import Against, OtherTime
 
 
@@ -19,7 +20,7 @@ def read_against(connection: sa.Connection, session_id: int, other_id: int) -> t
     query = (
         sa.select(FindDb.config_id, Solver.name, FindDb.time_ms)
         .join(Solver, Solver.id == FindDb.solver_id)
-        .where(FindDb.session_id == other_id, FindDb.time_ms > 0)
+        .where(FindDb.session_id == other_id, FindDb.time_ms > 0, is_no_baseline())
         .order_by(FindDb.config_id, FindDb.time_ms, Solver.name)
     )
     best: dict[int, OtherTime] = {}
@@ -27,23 +28,11 @@ def read_against(connection: sa.Connection, session_id: int, other_id: int) -> t
         if time_ms is not None:
             best.setdefault(config_id, OtherTime(solver, time_ms))
     there = other.environment
-    found = Against(other.id, there.library, there.library_version, other.reason, _differences(own.environment, there))
+    found = Against(
+        other.id,
+        there.library,
+        there.library_version,
+        other.reason,
+        differences([own.id, other.id], [own.environment, there]),
+    )
     return found, best
-
-
-def _differences(own: Environment, other: Environment) -> tuple[str, ...]:
-    """What makes the times of two environments incomparable; libraries name architectures differently, so devices decide."""
-    found = []
-    if own.device and other.device:
-        if own.device != other.device:
-            found.append(f"device: {own.device} here, {other.device} there")
-    elif own.arch != other.arch:
-        found.append(f"architecture: {own.arch} here, {other.arch} there")
-    if own.num_cu != other.num_cu:
-        found.append(f"compute units: {own.num_cu} here, {other.num_cu} there")
-    here, there = (dict(environment.conditions) for environment in (own, other))
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            words = [values.get(name, "the default") for values in (here, there)]
-            found.append(f"{name}: {words[0]} here, {words[1]} there")
-    return tuple(found)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.errors import BadInput, TunaError
+from tuna.libraries.base import BASELINE
 from tuna.libraries.registry import get_library
 from tuna.reports.intervals import median_interval
 from tuna.reports.network_totals import Counts, ordered
@@ -24,8 +25,6 @@ from tuna.reports.steps import Steps
 MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
-#: `Solver.algorithm` of a library's default, which only shows what tuning gains.
-_BASELINE = "Baseline"
 _FETCH_ROWS = 5000
 _EPOCH = datetime.min
 
@@ -272,7 +271,7 @@ def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
         failed=search.failed,
         params_short=facts.readable(row.params or ""),
         interval_ms=facts.intervals.get(row.id) if time_ms else None,
-        baseline=row.algorithm == _BASELINE,
+        baseline=row.algorithm == BASELINE,
         reproduce=f"{command} --index {row.trial_number}" if command and row.trial_number is not None else command,
         points=best_so_far(search.measured, lambda number: facts.params.get((row.id, number), "")),
     )

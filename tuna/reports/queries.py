@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import sqlalchemy as sa
 
@@ -39,7 +39,10 @@ def read_figures(connection: sa.Connection, session_id: int, against: int | None
     ).one()
     other, others = (None, {}) if against is None else read_against(connection, session_id, against)
     steps = read_steps(connection, session_id, row.environment_id)
-    counts = networks.counts(connection, session_id)
+    counts: dict[str, dict[int, int]] = defaultdict(dict)
+    for config_id, by_model in networks.occurrences(connection).items():
+        for name, count in by_model.items():
+            counts[name][config_id] = count
     layers = read_layers(connection, session_id, session.environment.library, steps, counts, others)
     header = Header(
         session_id=session.id,
