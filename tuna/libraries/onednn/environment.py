@@ -14,8 +14,8 @@ from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 
-#: Wheels that hold the library, the preferred one first. Intel's own of later years bring 600 MB of runtimes.
-WHEELS = ("onednn", "onednn-cpu-gomp")
+#: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.
+WHEEL = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
 _HINT = "pip install 'tuna[onednn]'"
 _TIMEOUT_S = 60.0
@@ -24,14 +24,13 @@ _MEMORY_BYTES = 4 << 30
 
 def library_path() -> Path:
     """The library's file in this Python's installation; raises LibraryMissing."""
-    for wheel in WHEELS:
-        try:
-            found = files(wheel) or []
-        except PackageNotFoundError:
-            continue
-        for file in found:
-            if file.name == _FILE and Path(str(file.locate())).exists():
-                return Path(str(file.locate())).resolve()
+    try:
+        found = files(WHEEL) or []
+    except PackageNotFoundError:
+        found = []
+    for path in (Path(str(file.locate())) for file in found if file.name == _FILE):
+        if path.exists():
+            return path.resolve()
     raise LibraryMissing("oneDNN is not installed.", hint=_HINT)
 
 
