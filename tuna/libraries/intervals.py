@@ -14,8 +14,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the median of independent `values`, of which there is at least one.
 
     Between two order statistics: the median lies outside of [x(j), x(n+1-j)] with probability 2 P(B < j), where B is
-    binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, 2003, section 7.1). Fewer than FEWEST values cannot
-    reach 95 %: then it is their range.
+    binomial with n and 1/2 (H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, 2003, section 7.1). Fewer than
+    FEWEST values cannot reach 95 %: then it is their range.
     """
     ordered = sorted(values)
     below = _outside(len(ordered))

@@ -31,7 +31,7 @@ class Probe:
     copy_s: float  #: of a copy in the L2 cache
 
     def as_json(self) -> dict[str, Any]:
-        """For `Probe(**facts)`."""
+        """As a child process answers."""
         return asdict(self)
 
 

@@ -53,13 +53,8 @@ class Timing:
     noisy: bool  #: never quiet, or the interval is wide
 
     def as_json(self) -> dict[str, Any]:
-        """For `from_json`."""
+        """As a child process answers."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> Timing:
-        """What a child process answered."""
-        return cls(**{**facts, "times_ms": tuple(facts["times_ms"])})
 
 
 def timing(times_ms: Sequence[float], clock: str, *, quiet: bool = True) -> Timing:
