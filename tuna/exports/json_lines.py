@@ -82,6 +82,8 @@ class _Line(_Part):
     spread: _Spread | None
     workspace_bytes: _Count
     simulated: bool
+    noisy: bool
+    clock: Annotated[str, Field(max_length=8)]
     environment: _Environment
     provenance: _Provenance
 
@@ -134,6 +136,8 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
         "spread": None if record.spread is None else record.spread._asdict(),
         "workspace_bytes": record.workspace_bytes,
         "simulated": record.simulated,
+        "noisy": record.noisy,
+        "clock": record.clock,
         "environment": {
             **record.environment._asdict(),
             "flags": dict(sorted(record.environment.flags.items())),
@@ -180,6 +184,8 @@ def _record(line: _Line, where: str) -> ResultRecord:
         None if line.spread is None else Spread(**dict(line.spread)),
         line.workspace_bytes,
         line.simulated,
+        line.noisy,
+        line.clock,
         ResultEnvironment(**dict(line.environment)),
         provenance.session_id,
         provenance.job_id,

@@ -43,6 +43,8 @@ def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultR
             spread_of(json.loads(row.times_ms)) if measured and row.times_ms else None,
             row.workspace_bytes,
             bool(row.simulated),
+            bool(row.noisy),
+            row.clock,
             environments[row.environment_id],
             row.session_id,
             row.job_id,
@@ -68,7 +70,7 @@ def _environments(connection: sa.Connection, selection: Selection) -> dict[int, 
 
 
 def _columns(selection: Selection) -> tuple[Any, ...]:
-    names = ("params", "time_ms", "workspace_bytes", "session_id", "source")
+    names = ("params", "time_ms", "workspace_bytes", "session_id", "source", "noisy", "clock")
     return (
         Config.key.label("config_key"),
         Config.kind,

@@ -62,6 +62,8 @@ def sample_record(config: str, solver: str, time_ms: float | None, **facts: Any)
         "spread": None if time_ms is None else Spread(time_ms * 0.75, time_ms, time_ms * 0.5, 5),
         "workspace_bytes": 4096,
         "simulated": False,
+        "noisy": True,
+        "clock": "cpu",
         "environment": _ENVIRONMENT,
         "session_id": 3,
         "job_id": 7,
