@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from tuna.libraries.base import Library, Step
+from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.measurement import CHILD_FAULTS, FINALISTS, PROCESSES, Call, Limits, Measurement, fault
@@ -53,6 +54,7 @@ class CandidateLibrary(Library):
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
     options: type[CandidateOptions] = CandidateOptions
+    conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: the `Loader`
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded

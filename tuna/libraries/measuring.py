@@ -106,21 +106,16 @@ class _Contestant:
     """A kernel with its number of runs in a repeat."""
 
     def __init__(self, kernel: Kernel, job: KernelJob, time_ms: float) -> None:
-        self.kernel, self._cold = kernel, _is_cold(job)
-        self.number = 1 if self._cold else max(1, math.ceil(REPEAT_S * 1e3 / time_ms))
+        self.kernel, self.cold = kernel, job.conditions.get("caches") == "cold"
+        self.number = 1 if self.cold else max(1, math.ceil(REPEAT_S * 1e3 / time_ms))
 
     def once(self) -> Repeat:
         """A repeat: right after a run that fills the caches, or after they were emptied."""
-        if self._cold:
+        if self.cold:
             cold_caches.flush()
         else:
             self.kernel.run()
         return repeat(lambda: self.kernel.loop(self.number), self.number, self.kernel.overhead_s)
-
-
-def _is_cold(job: KernelJob) -> bool:
-    conditions: Mapping[str, str] = getattr(job, "conditions", {})
-    return conditions.get("caches") == "cold"
 
 
 def _timed(contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float | None = None) -> list[Timing]:
@@ -140,6 +135,8 @@ def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
     times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
     if times_ms is None:
         return None
+    if contestant.cold:
+        raise ValueError("a kernel with its own clock cannot be measured with cold caches")
     while time.perf_counter() - started < budget_s and not _narrow(times_ms):
         times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, FEWEST) or ())]
     return timing(times_ms, "own")
