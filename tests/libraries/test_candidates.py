@@ -33,6 +33,7 @@ class ToyLibrary(CandidateLibrary):
     options = ToyOptions
     builder = "toy_kernel:Toy"
     loader = "toy_kernel:Toy"
+    forkable = True
 
     def environment(self) -> Environment:
         return Environment(self.name, "1", "any", 1, "toy-1", device="a toy")

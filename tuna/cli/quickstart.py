@@ -61,11 +61,8 @@ def _prepared(library: str, options: Mapping[str, int]) -> int:
     """The session with its layers and jobs."""
     session = api.init_session(library, REASON, conditions=CONDITIONS)
     show.started(session)
-    for what, name, version in (
-        ("model", NETWORK.model, NETWORK.md_version),
-        ("framework", NETWORK.framework, NETWORK.fw_version),
-    ):
-        api.add_network(what, name, version)
+    api.add_network("model", NETWORK.model, NETWORK.md_version)
+    api.add_network("framework", NETWORK.framework, NETWORK.fw_version)
     with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
         show.imported(lambda: api.import_configs(path, TAG, network=NETWORK), TAG)
     click.echo(f"{library} has {api.update_solvers(library)} solvers")

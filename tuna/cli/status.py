@@ -56,6 +56,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "jobs": session.jobs,
         "in_flight": session.in_flight,
         "simulated": session.simulated,
+        "noisy": session.noisy,
         "failures": [asdict(failure) for failure in session.failures],
     }
 

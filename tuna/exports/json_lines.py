@@ -83,6 +83,8 @@ class _Line(_Part):
     max_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     workspace_bytes: _Count
     simulated: bool
+    noisy: bool
+    clock: Annotated[str, Field(max_length=8)]
     environment: _Environment
     provenance: _Provenance
 
@@ -136,6 +138,8 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
         "max_error": record.max_error,
         "workspace_bytes": record.workspace_bytes,
         "simulated": record.simulated,
+        "noisy": record.noisy,
+        "clock": record.clock,
         "environment": {
             **record.environment._asdict(),
             "flags": dict(sorted(record.environment.flags.items())),
@@ -183,6 +187,8 @@ def _record(line: _Line, where: str) -> ResultRecord:
         line.max_error,
         line.workspace_bytes,
         line.simulated,
+        line.noisy,
+        line.clock,
         ResultEnvironment(**dict(line.environment)),
         provenance.session_id,
         provenance.job_id,

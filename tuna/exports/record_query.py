@@ -44,6 +44,8 @@ def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultR
             row.max_error if measured else None,
             row.workspace_bytes,
             bool(row.simulated),
+            bool(row.noisy),
+            row.clock,
             environments[row.environment_id],
             row.session_id,
             row.job_id,
@@ -69,7 +71,7 @@ def _environments(connection: sa.Connection, selection: Selection) -> dict[int, 
 
 
 def _columns(selection: Selection) -> tuple[Any, ...]:
-    names = ("params", "time_ms", "workspace_bytes", "session_id", "source")
+    names = ("params", "time_ms", "workspace_bytes", "session_id", "source", "noisy", "clock")
     return (
         Config.key.label("config_key"),
         Config.kind,

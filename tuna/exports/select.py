@@ -79,10 +79,16 @@ class Selection:
 
 def count_simulated(connection: sa.Connection, selection: Selection) -> int:
     """How many of the results were timed by a stand-in; golden versions have none."""
-    if selection.rows is not FindDb:
-        return 0
-    query = sa.select(sa.func.count()).where(FindDb.simulated == sa.true())
-    return int(connection.execute(selection.chosen(query)).scalar_one())
+    return _count(connection, selection, FindDb.simulated) if selection.rows is FindDb else 0
+
+
+def count_noisy(connection: sa.Connection, selection: Selection) -> int:
+    """How many of the results were not measured on a quiet device."""
+    return _count(connection, selection, selection.column("noisy"))
+
+
+def _count(connection: sa.Connection, selection: Selection, mark: Any) -> int:
+    return int(connection.execute(selection.chosen(sa.select(sa.func.count()).where(mark == sa.true()))).scalar_one())
 
 
 def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:

@@ -170,7 +170,7 @@ def report_session(
     session = results.session(connection, session_id, library)
     environment = session.environment
     other = find(connection, version, environment.library)
-    wanted = ResultSelection(session_id, allow_imported=True)
+    wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
     subject = _Side(environment.library, entries.of_session(wanted), None, session_id)
     device = entries.of_version(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))

@@ -101,6 +101,8 @@ class ResultRecord(NamedTuple):
     max_error: float | None  #: of the winner, relative to the largest magnitude of the answer; None: not known
     workspace_bytes: int
     simulated: bool  #: the times come from a stand-in, not from a device
+    noisy: bool  #: the device was not quiet while it was measured
+    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
     environment: ResultEnvironment
     session_id: int
     job_id: int | None

@@ -41,6 +41,7 @@ class TvmLibrary(CandidateLibrary):
     )
     builder = "tuna.libraries.tvm.compiler:TvmBuilder"
     loader = "tuna.libraries.tvm.evaluator:TvmLoader"
+    forkable = True  # TVM starts its threads with the first parallel kernel
 
     def environment(self) -> Environment:
         """CPU, measuring cores and TVM version."""

@@ -63,6 +63,8 @@ def sample_record(config: str, solver: str, time_ms: float | None, **facts: Any)
         "max_error": None if time_ms is None else 2.5e-7,
         "workspace_bytes": 4096,
         "simulated": False,
+        "noisy": True,
+        "clock": "cpu",
         "environment": _ENVIRONMENT,
         "session_id": 3,
         "job_id": 7,
