@@ -26,6 +26,7 @@ class OneDnnLibrary(OneStepLibrary):
     kinds = ("convolution", "gemm")
     device_kind = Kind.CPU
     conditions: Sequence[Condition] = (
+        *OneStepLibrary.conditions,
         Condition(
             "layouts",
             ("layer", "native"),
@@ -36,6 +37,7 @@ class OneDnnLibrary(OneStepLibrary):
     builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
     loader = "tuna.libraries.onednn.kernels:OneDnnLoader"
     suffix: ClassVar[str] = ".json"
+    forkable: ClassVar[bool] = True  #: importing the loader does not load oneDNN, so there are no threads yet
 
     def environment(self) -> Environment:
         """CPU, measuring cores and oneDNN's version."""
