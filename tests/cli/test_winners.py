@@ -57,12 +57,12 @@ def test_what_was_noisy_or_measured_elsewhere_is_said(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert figures.header.against is not None
-    against = dataclasses.replace(figures.header.against, differences=("device: A here, B there",))
+    against = dataclasses.replace(figures.header.against, differences=("The devices differ.",))
     header = dataclasses.replace(figures.header, noisy=2, against=against)
     winners.print_winners(dataclasses.replace(figures, header=header))
     assert capsys.readouterr().err.splitlines() == [
         "noisy: the machine was busy while 2 of the results were measured",
-        "not the same conditions: device: A here, B there",
+        "not like for like: The devices differ.",
     ]
 
 

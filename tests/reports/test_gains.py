@@ -11,7 +11,7 @@ from builders import DRIVERS, DatabaseBuilder
 from tuna.configs import parse_line
 from tuna.db import models, networks
 from tuna.db.networks import Named
-from tuna.errors import BadInput
+from tuna.errors import BadInput, NotFound
 from tuna.reports.intervals import median_interval
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import EACH_ONCE, Against, OtherTime
@@ -104,18 +104,33 @@ def test_the_json_form_has_the_gains_and_the_totals(build: DatabaseBuilder) -> N
     assert document["totals"][0]["time_ms"] == 2.0
 
 
-def test_another_device_or_other_conditions_are_said(build: DatabaseBuilder) -> None:
-    session = build.session(device="CPU A", num_cu=1)
-    other = build.session(device="CPU B", num_cu=2, reason="other", conditions={"caches": "cold"})
-    against = read_figures(build.connection, session, other).header.against
-    assert against is not None
-    assert against.differences == (
-        "device: CPU A here, CPU B there",
-        "compute units: 1 here, 2 there",
-        "caches: the default here, cold there",
-    )
+def test_the_gain_over_the_other_session_has_an_interval_where_both_have_repeats(build: DatabaseBuilder) -> None:
+    session, other, config = build.session(), build.session(reason="other"), build.config(FIRST)
+    for number, best_ms in [(session, 2.0), (other, 3.0)]:
+        job = build.job(number, config, build.solver("Tile"))
+        build.trial(
+            job, 0, best_ms, times_ms=json.dumps([best_ms * part for part in (0.98, 0.99, 1, 1, 1, 1.01, 1.02)])
+        )
+        build.winner(number, config, build.solver("Tile"), best_ms, job)
+    (layer,) = read_figures(build.connection, session, other).layers
+    assert layer.other is not None
+    assert layer.other.gain_interval is not None
+    low, high = layer.other.gain_interval
+    assert 1.4 < low < 1.5 < high < 1.6
+    build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), 1.0)
+    (layer,) = read_figures(build.connection, session, other).layers
+    assert layer.other is not None
+    assert (layer.gain_other, layer.other.gain_interval) == (1.5, None), "the interval would be that of the default"
+
+
+def test_a_session_cannot_be_compared_with_itself_or_with_one_without_its_layers(build: DatabaseBuilder) -> None:
+    session, other = build.session(), build.session(reason="other")
+    timed(build, session, FIRST, 40.0, 2.0)
+    timed(build, other, SECOND, 40.0, 2.0)
     with pytest.raises(BadInput, match="itself"):
         read_figures(build.connection, session, session)
+    with pytest.raises(NotFound, match="no layer"):
+        read_figures(build.connection, session, other)
 
 
 def test_the_interval_and_the_command_are_those_of_the_winning_trial(build: DatabaseBuilder) -> None:

@@ -180,7 +180,7 @@ def test_gains_and_totals_lead_the_page(build: DatabaseBuilder, tmp_path: Path) 
     assert "Speed over untuned 10.00× geometric mean of 2 layers; 10.00× in total" in words
     assert "Speed over onednn 0.27.0.post1 0.87× geometric mean of 2 layers; 0.83× in total" in words
     assert "Each layer once 6.000 ms 2 calls of 2 layers" in words
-    assert "device: AMD EPYC 9B45 here, another CPU there" in words
+    assert "measured on different devices (session 1: AMD EPYC 9B45; session 2: another CPU)" in words
     assert (
         "behind"
         in dict(page.attributes[i] for i in range(len(page.attributes)) if page.attributes[i][0] == "data-f")["data-f"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tuna.db.solvers import Applicability, StoredSolver
     from tuna.libraries.base import Environment
     from tuna.libraries.conditions import Condition
+    from tuna.reports.comparison import Comparison
     from tuna.reports.report_data import ReportFigures
     from tuna.reports.status import Watcher
 
@@ -162,6 +163,19 @@ def report(session_id: int, against: int | None = None) -> ReportFigures:
 
     with reading(open_database()) as connection:
         return read_figures(connection, session_id, against)
+
+
+def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+    """Layer by layer the results of two sessions or more, each against the first; with `tag` only its layers.
+
+    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no layer in common.
+    """
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.comparison import compare
+
+    with reading(open_database()) as connection:
+        return compare(connection, session_ids, tag)
 
 
 def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:

@@ -61,7 +61,7 @@ def print_winners(figures: ReportFigures) -> None:
     if figures.header.simulated:
         click.echo(f"simulated: {figures.header.simulated} results were timed by a stand-in, not by a device", err=True)
     for difference in figures.header.against.differences if figures.header.against else ():
-        click.echo(f"not the same conditions: {difference}", err=True)
+        click.echo(f"not like for like: {difference}", err=True)
 
 
 def _columns(figures: ReportFigures) -> list[_Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -118,6 +119,19 @@ def counts(connection: sa.Connection, session_id: int) -> dict[str, dict[int, in
     found: dict[str, dict[int, int]] = {}
     for name, version, config_id, weight in connection.execute(statement):
         found.setdefault(str(Named(name, version)), {})[config_id] = int(weight)
+    return found
+
+
+def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
+    """How often each config occurs in each model (`NAME VERSION`), over every framework and number of GPUs."""
+    query = (
+        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.sum(ModelConfig.weight))
+        .join(Model, Model.id == ModelConfig.model_id)
+        .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
+    )
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for config_id, name, version, weight in connection.execute(query):
+        found[config_id][str(Named(name, version))] = int(weight)
     return found
 
 

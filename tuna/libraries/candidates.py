@@ -45,7 +45,7 @@ class CandidateLibrary(Library):
     It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and `applicable`.
     """
 
-    steps = (
+    steps: tuple[Step, ...] = (
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
