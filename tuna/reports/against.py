@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tuna.db import sessions
-from tuna.db.baselines import is_no_baseline
-from tuna.db.models import FindDb, Solver
 from tuna.errors import BadInput
-from tuna.reports.comparison import differences
+from tuna.reports.comparison import compare
 from tuna.reports.report_data import Against, OtherTime
 
 
 def read_against(connection: sa.Connection, session_id: int, other_id: int) -> tuple[Against, dict[int, OtherTime]]:
-    """Session `other_id` and its best time of each config, by config id; raises NotFound, or BadInput if both are one."""
+    """Session `other_id` and its best time of each config, by config id.
+
+    Raises NotFound for an unknown session or one without a layer in common, BadInput if both are one.
+    """
     if session_id == other_id:
         raise BadInput(f"Session {session_id} cannot be compared with itself.")
-    own, other = sessions.get(connection, session_id), sessions.get(connection, other_id)
-    query = (
-        sa.select(FindDb.config_id, Solver.name, FindDb.time_ms)
-        .join(Solver, Solver.id == FindDb.solver_id)
-        .where(FindDb.session_id == other_id, FindDb.time_ms > 0, is_no_baseline())
-        .order_by(FindDb.config_id, FindDb.time_ms, Solver.name)
-    )
-    best: dict[int, OtherTime] = {}
-    for config_id, solver, time_ms in connection.execute(query):
-        if time_ms is not None:
-            best.setdefault(config_id, OtherTime(solver, time_ms))
-    there = other.environment
-    found = Against(
-        other.id,
-        there.library,
-        there.library_version,
-        other.reason,
-        differences([own.id, other.id], [own.environment, there]),
-    )
-    return found, best
+    found = compare(connection, [session_id, other_id])
+    times = {}
+    for layer in found.layers:
+        best, ratio = layer.bests[1], layer.ratios[1]
+        if best is None:
+            continue
+        interval = (ratio.low, ratio.high) if ratio and ratio.low is not None and ratio.high is not None else None
+        times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval)
+    other = found.sessions[1]
+    against = Against(other.session_id, other.library, other.library_version, other.reason, found.differences)
+    return against, times

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 
 from tuna.files import atomic_file
 from tuna.reports import curves, formats
@@ -17,7 +19,7 @@ from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
 
 #: Layers whose solvers the page lists; of more, those that take the longest, so that the page of 10,000 layers still opens.
-MAX_DETAILS = 1000
+MAX_DETAILS = 500
 #: Characters of a winner's params that the page shows in full: a TVM schedule has thousands.
 MAX_PARAMS = 20_000
 #: The interval's bar shows this much on either side of the time.
@@ -46,25 +48,14 @@ def write(figures: ReportFigures, path: Path) -> Path:
 
 def render(figures: ReportFigures) -> str:
     """The page; equal figures give equal text."""
-    environment = Environment(
-        loader=PackageLoader("tuna.reports", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = ("gflops", "percent", "factor", "duration", "moment", "count", "size", "spread")
-    environment.filters.update({name: getattr(formats, name) for name in filters})
-    environment.filters["interval"] = interval_bar
-    decimals = formats.decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers)
-    environment.filters["ms"] = lambda value: formats.milliseconds(value, decimals)
-    environment.tests["failed"] = lambda layer: bool(layer.failed) or any(s.cause for s in layer.solvers)
+    environment = _environment()
     longest = sorted(figures.layers, key=lambda layer: (-(layer.best_ms or 0) * max(1, layer.count), layer.config_id))
     style, script = (_text(environment, name) for name in _TEXTS)
     detailed = {layer.config_id for layer in longest[:MAX_DETAILS]}
     solvers = Counter(layer.best.solver for layer in figures.layers if layer.best)
     return environment.get_template("report.html.j2").render(
         figures=figures,
+        decimals=formats.decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers),
         field=curves,
         drawings=_drawings(longest),
         detailed=detailed,
@@ -77,6 +68,28 @@ def render(figures: ReportFigures) -> str:
         winners=sorted(solvers.items(), key=lambda item: (-item[1], item[0])),
         kinds=sorted({layer.kind for layer in figures.layers}),
     )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("tuna.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = ("gflops", "percent", "factor", "duration", "moment", "count", "size", "spread")
+    environment.filters.update({name: getattr(formats, name) for name in names})
+    environment.filters |= {"interval": interval_bar, "ms": _milliseconds}
+    environment.tests["failed"] = lambda layer: bool(layer.failed) or any(solver.cause for solver in layer.solvers)
+    return environment
+
+
+@pass_context
+def _milliseconds(context: Context, value: float | None) -> str:
+    """With the page's number of decimals."""
+    return formats.milliseconds(value, context["decimals"])
 
 
 def _text(environment: Environment, name: str) -> str:

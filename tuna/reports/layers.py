@@ -223,6 +223,8 @@ def _layer(rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, oth
     solvers = [
         replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None) for one in unranked
     ]
+    if other and solvers[0].time_ms and any(one.time_ms and one.time_ms < solvers[0].time_ms for one in solvers):
+        other = replace(other, gain_interval=None)  # that of a baseline
     measured = [trial.time_ms for row in rows if row.id in facts.searches for trial in facts.searches[row.id].measured]
     share, unknown = _peak_share(solvers[0], data_type, steps)
     return LayerFigures(

@@ -1,19 +1,47 @@
 "use strict";
 // Sorting, searching, copying, and details of the trials in a curve. It reads the page and fetches, stores and evaluates nothing.
-(() => {
+document.documentElement.classList.add("script");
+document.addEventListener("DOMContentLoaded", () => {
+  const PAGE = 200; // layers in the table at a time, so that one of thousands stays quick
   const table = document.querySelector("#layers");
   const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
+  let display = () => {};
+  let bodies = [];
 
   // -- the table of layers: one tbody for each -----------------------------------------------------------------------
   if (table) {
-    const bodies = [...table.tBodies];
+    bodies = [...table.tBodies];
     const heads = [...table.tHead.rows[0].cells];
+    const tools = document.querySelector("#tools");
+    const shown = tools.querySelector("output");
+    const pages = make("p", { className: "pages" });
+    const more = make("button", { type: "button", textContent: `Show ${PAGE} more` });
+    const all = make("button", { type: "button", textContent: "Show all" });
+    pages.append(more, all);
+    table.parentElement.after(pages);
+    let order = bodies;
+    let fitting = new Set(bodies);
+    let limit = PAGE;
     // Where rows are cards (CSS display), some browsers forget that this is a table.
     const roles = { TABLE: "table", THEAD: "rowgroup", TBODY: "rowgroup", TFOOT: "rowgroup", TR: "row", TD: "cell" };
-    if (matchMedia("(max-width: 760px)").matches && bodies.length <= 2000) {
-      for (const part of [table, ...table.querySelectorAll(":scope > *, :scope > * > tr, :scope > * > tr > *")])
-        part.setAttribute("role", roles[part.tagName] || (part.scope === "col" ? "columnheader" : "rowheader"));
-    }
+    const tell = (part) => part.setAttribute("role", roles[part.tagName] || (part.scope === "col" ? "columnheader" : "rowheader"));
+    const narrow = matchMedia("(max-width: 760px)");
+    // The rows that do not show are not in the page.
+    display = (always) => {
+      const rows = order.filter((body) => fitting.has(body) || body === always);
+      const some = rows.slice(0, limit);
+      if (always && !some.includes(always)) some.push(always);
+      bodies.forEach((body) => body.remove());
+      const fragment = document.createDocumentFragment();
+      fragment.append(...some);
+      table.insertBefore(fragment, table.tFoot);
+      if (narrow.matches) [table, ...table.querySelectorAll(":scope > *, :scope > * > tr, :scope > * > tr > *")].forEach(tell);
+      pages.hidden = rows.length <= limit;
+      const layers = rows.length === bodies.length ? `${rows.length}` : `${rows.length} of ${bodies.length}`;
+      shown.textContent = `${layers} layers` + (pages.hidden ? "" : `, the first ${limit} shown`);
+    };
+    more.addEventListener("click", () => ((limit += PAGE), display()));
+    all.addEventListener("click", () => ((limit = Infinity), display()));
 
     const value = (body, column, numeric) => {
       const cell = body.rows[0].cells[column];
@@ -30,7 +58,7 @@
       const before = head.getAttribute("aria-sort");
       const now = before === first ? second : before === second ? "none" : first;
       heads.forEach((other) => other.removeAttribute("aria-sort"));
-      let order = bodies;
+      order = bodies;
       if (now !== "none") {
         head.setAttribute("aria-sort", now);
         const sign = now === "ascending" ? 1 : -1;
@@ -40,9 +68,7 @@
           .sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : sign * compare(a, b)))
           .map(([, body]) => body);
       }
-      const all = document.createDocumentFragment();
-      all.append(...order);
-      table.insertBefore(all, table.tFoot);
+      display();
     };
     heads.forEach((head, column) => {
       const button = make("button", { type: "button", title: "Sort; a third time restores the order" });
@@ -52,9 +78,7 @@
     });
     table.tHead.classList.add("on");
 
-    const tools = document.querySelector("#tools");
     const [search, solver, kind, state] = ["q", "solver", "kind", "state"].map((name) => tools.elements[name]);
-    const shown = tools.querySelector("output");
     let texts = null;
     const filter = () => {
       const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -63,33 +87,37 @@
           const summary = body.querySelector("summary, .flat");
           return (body.rows[0].textContent + " " + (summary ? summary.textContent : "")).toLowerCase();
         });
-      let count = 0;
-      bodies.forEach((body, index) => {
-        const fits =
-          (!solver.value || body.dataset.s === solver.value) &&
-          (!kind || !kind.value || body.dataset.k === kind.value) &&
-          (!state.value || (body.dataset.f || "").split(" ").includes(state.value)) &&
-          words.every((word) => texts[index].includes(word));
-        body.hidden = !fits;
-        count += fits;
-      });
-      shown.textContent = count === bodies.length ? `${count} layers` : `${count} of ${bodies.length} layers`;
+      fitting = new Set(
+        bodies.filter(
+          (body, index) =>
+            (!solver.value || body.dataset.s === solver.value) &&
+            (!kind || !kind.value || body.dataset.k === kind.value) &&
+            (!state.value || body.dataset.f.split(" ").includes(state.value)) &&
+            words.every((word) => texts[index].includes(word)),
+        ),
+      );
+      limit = PAGE;
+      display();
     };
     tools.addEventListener("input", filter);
     tools.addEventListener("submit", (event) => event.preventDefault());
     tools.addEventListener("reset", () => setTimeout(filter));
     tools.hidden = false;
     filter();
+    addEventListener("beforeprint", () => ((limit = Infinity), display()));
+    addEventListener("afterprint", () => ((limit = PAGE), display()));
   }
 
   // -- links into closed details -------------------------------------------------------------------------------------
   const reveal = () => {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const id = location.hash.slice(1);
+    if (!/^(layer|job)-\d+$/.test(id)) return;
+    const row = bodies.find((body) => body.id === id || body.querySelector(`#${id}`));
+    if (row && !row.isConnected) display(row);
+    const target = document.getElementById(id);
     if (!target) return;
     const own = target.matches("tbody") ? target.querySelector("details") : null;
     for (let at = own || target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    const body = target.closest("tbody[hidden]");
-    if (body) body.hidden = false;
     target.scrollIntoView({ block: "start" });
   };
   addEventListener("hashchange", reveal);
@@ -200,4 +228,5 @@
     true,
   );
   document.querySelectorAll("section, details[open]").forEach(prepare);
-})();
+  document.documentElement.classList.add("ready");
+});

@@ -19,7 +19,7 @@ class Against:
     library: str
     library_version: str
     reason: str
-    differences: tuple[str, ...] = ()  #: what else than the library differs between the two environments
+    differences: tuple[str, ...] = ()  #: why the comparison is not like for like, a sentence each
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class OtherTime:
 
     solver: str
     time_ms: float
+    gain_interval: tuple[float, float] | None = None  #: 95 % confidence interval of this time over the best time
     noisy: bool = False
 
 
