@@ -5,10 +5,11 @@ Each line of the first file is a workload, `[structural hash, module in base64]`
 takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
-    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "noisy": BOOLEAN, "workload": LINE,
+     "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first.
+with lines counted from 0 and the fastest record first. `noisy`: the device was not quiet while the best was measured.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class TunedLayer:
     solver: str
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
+    noisy: bool = False  #: the device was not quiet while the best was measured
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
@@ -114,6 +116,7 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "driver": layer.driver,
         "solver": layer.solver,
         "time_ms": layer.records[0].seconds * 1000,
+        "noisy": layer.noisy,
         "workload": index,
         "records": lines,
     }
@@ -129,7 +132,8 @@ def read(directory: Path) -> Iterator[TunedLayer]:
     try:
         for item in listing["layers"]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
-            yield TunedLayer(item["key"], item["driver"], item["solver"], workloads[item["workload"]], tuned)
+            where, noisy = workloads[item["workload"]], bool(item.get("noisy", False))
+            yield TunedLayer(item["key"], item["driver"], item["solver"], where, tuned, noisy)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
 

@@ -33,6 +33,7 @@ class _Row(NamedTuple):
     workload: str | None
     params: str
     config_key: str
+    noisy: bool
 
 
 class _Winner(NamedTuple):
@@ -46,6 +47,7 @@ class _Winner(NamedTuple):
     workload: str
     params: str
     config_key: str
+    noisy: bool
 
 
 class TvmDatabaseExporter(Exporter[TvmOptions]):
@@ -97,7 +99,7 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
                 tally.skipped[str(error)] += 1
                 continue
             written = True
-            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records)
+            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, bool(entry.noisy))
         tally.configs += written
 
 
