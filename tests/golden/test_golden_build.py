@@ -265,6 +265,20 @@ def test_results_from_nowhere_are_refused_and_imported_ones_only_on_demand(scene
         scene.build(2, session, base=1, allow_imported=True)
 
 
+def test_noisy_results_are_released_only_on_demand_and_stay_marked(scene: Scene) -> None:
+    session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0})
+    row = models.FindDb.config_id == scene.config_id(A)
+    scene.execute(sa.update(models.FindDb).where(row).values(noisy=True, clock="cpu"))
+    with pytest.raises(NotReleasable, match="1 were measured on a device that was not quiet") as refusal:
+        scene.build(1, session)
+    assert "--allow_noisy" in refusal.value.hint
+    assert scene.everything() == [[], [], []]
+    scene.build(1, session, allow_noisy=True)
+    scene.build(2, None, base=1)
+    for version in (1, 2):
+        assert [(entry.noisy, entry.clock) for entry in scene.entries(version)] == [(True, "cpu"), (False, "")]
+
+
 def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None:
     session = scene.session({(A, ASM): 1.0})
     (job,) = scene.rows(sa.select(models.Job.id))[0]

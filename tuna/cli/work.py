@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 )
 def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
     """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
+    if busy := api.busy():
+        click.echo(busy, err=True)
     return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
 
 

@@ -54,7 +54,8 @@ class Selection:
     @property
     def fields(self) -> dict[str, Any]:
         """The column of each of `results.FIELDS`."""
-        names = ("solver_id", "time_ms", "workspace_bytes", "params", "algorithm", "job_id", "trial_number", "workload")
+        facts = ("solver_id", "time_ms", "workspace_bytes", "params", "algorithm", "noisy")
+        names = (*facts, "job_id", "trial_number", "workload")
         return {
             "result_id": self.column("id"),
             "config_key": Config.key,

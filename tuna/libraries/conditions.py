@@ -17,7 +17,7 @@ class Condition:
     meaning: str
 
 
-#: Of every kernel that runs on this machine's cores; one with a clock of its own cannot be measured cold.
+#: Of every kernel that runs on this machine's cores; one with its own clock cannot be measured cold.
 CACHES = Condition(
     "caches", ("warm", "cold"), "cold: the caches are emptied before each run, and one run is timed at a time"
 )

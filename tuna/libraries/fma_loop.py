@@ -128,7 +128,7 @@ def loops(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> tuple[Fma
 
 
 def _function(code: bytes) -> ctypes._NamedFuncPointer | ctypes._CFunctionType:
-    """The code as a function; its memory is never writable and executable at once, and is kept for ever."""
+    """The code as a function; its memory is never writable and executable at once, and is never freed."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

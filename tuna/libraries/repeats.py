@@ -76,7 +76,7 @@ def repeat(loop: Callable[[], object], number: int, overhead_s: float = 0.0) -> 
     process_s = time.process_time() - process_s
     after = resource.getrusage(resource.RUSAGE_SELF)  # of all threads; an idle one switches never
     idle = process_s < _BUSY * wall_s
-    waits = idle and after.ru_nvcsw > before.ru_nvcsw  # of its own will, such as for a device
+    waits = idle and after.ru_nvcsw > before.ru_nvcsw  # voluntarily, such as for a device
     alone = process_s - thread_s <= (1 - _BUSY) * wall_s and not waits
     preempted = after.ru_nivcsw > before.ru_nivcsw or (idle and not waits)
 

@@ -35,6 +35,7 @@ FIELDS: Mapping[str, str] = {
     "job_id": "of a session's measured result, for `good_trials`; else None",
     "trial_number": "of the best candidate; else None",
     "workload": "SHA-256 of the problem's text, for `blob`; else None",
+    "noisy": "whether the device was not quiet while it was measured",
     "num_cu": "compute units of the device",
     "measured_at": "when, where results of several devices compete (`mixed`); else None",
 }

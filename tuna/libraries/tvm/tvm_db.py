@@ -5,11 +5,13 @@ Each line of the first file is a workload, `[structural hash, module in base64]`
 takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
-    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "noisy": BOOLEAN, "workload": LINE,
+     "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first. A layer whose kernel takes packed weights, or tensors in blocks of
-channels, also has `"packing"`: for each argument null or the steps of `packing.py`.
+with lines counted from 0 and the fastest record first. `noisy`: the device was not quiet while the best was measured. A layer
+whose kernel takes packed weights, or tensors in blocks of channels, also has `"packing"`: for each argument null or the steps of
+`packing.py`.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class TunedLayer:
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
     packing: list[dict[str, Any] | None] | None = None  #: for each argument of the kernel; None: as the layer says
+    noisy: bool = False  #: the device was not quiet while the best was measured
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
@@ -116,6 +119,7 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "driver": layer.driver,
         "solver": layer.solver,
         "time_ms": layer.records[0].seconds * 1000,
+        "noisy": layer.noisy,
         "workload": index,
         "records": lines,
         **({"packing": layer.packing} if layer.packing else {}),
@@ -133,7 +137,8 @@ def read(directory: Path) -> Iterator[TunedLayer]:
         for item in listing["layers"]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
             workload, packing = workloads[item["workload"]], item.get("packing")
-            yield TunedLayer(item["key"], item["driver"], item["solver"], workload, tuned, packing)
+            noisy = bool(item.get("noisy", False))
+            yield TunedLayer(item["key"], item["driver"], item["solver"], workload, tuned, packing, noisy)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
 

@@ -36,6 +36,7 @@ class _Row(NamedTuple):
     workload: str | None
     params: str
     config_key: str
+    noisy: bool
 
 
 class _Winner(NamedTuple):
@@ -49,6 +50,7 @@ class _Winner(NamedTuple):
     workload: str
     params: str
     config_key: str
+    noisy: bool
 
 
 class TvmDatabaseExporter(Exporter[TvmOptions]):
@@ -100,7 +102,8 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
                 tally.skipped[str(error)] += 1
                 continue
             written = True
-            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, _packing(entry, records))
+            packing, noisy = _packing(entry, records), bool(entry.noisy)
+            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, packing, noisy)
         tally.configs += written
 
 

@@ -165,6 +165,7 @@ class SampleSource:
             "job_id": record.job_id,
             "trial_number": record.trial_number,
             "workload": None if sample.workload is None else _digest(sample.workload),
+            "noisy": record.noisy,
             "num_cu": record.environment.num_cu,
             "measured_at": None,
         }
