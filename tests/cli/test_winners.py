@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from builders import DRIVERS, DatabaseBuilder, memory
+from command_lines import Ended
 
 from tuna.cli import winners
 from tuna.reports.queries import read_figures
@@ -69,3 +73,14 @@ def test_what_was_noisy_or_measured_elsewhere_is_said(
 def test_a_session_without_layers_says_so(figures: ReportFigures, capsys: pytest.CaptureFixture[str]) -> None:
     winners.print_winners(dataclasses.replace(figures, layers=(), totals=()))
     assert capsys.readouterr().out == "There are no results in this session yet.\n"
+
+
+def test_the_report_command_prints_the_table_and_then_the_path(loaded: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = loaded("tuna", "report", "--session-id", 1, "-o", tmp_path / "r.html")
+    assert ended.code == 0, ended
+    assert "10 jobs new" in ended.out
+    assert ended.out.splitlines()[-1] == str(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    document = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
+    assert (len(document["layers"]), document["totals"][0]["missing"]) == (2, 2)
+    assert loaded("tuna", "report", "--session-id", 1, "--against", 1).code == 2

@@ -12,7 +12,7 @@ from tuna.reports.report_data import Point
 #: The drawing and the field in it that the axes enclose, in SVG units.
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 350.0, 10.0, 160.0
-#: Solvers with a curve, the fastest ones: as many colours can be told apart.
+#: Solvers with a curve, the fastest ones: as many colours are distinct.
 MAX_SERIES = 6
 #: Trials slower than the best by more than this factor are left out.
 _SLOWEST = 20.0
@@ -125,7 +125,7 @@ def ticks(high: float, gaps: int, *, whole: bool = False) -> list[float]:
 
 
 def time_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Round times within the axis from `low` to `high`, with labels that tell them apart."""
+    """Round times within the axis from `low` to `high`, with distinct labels."""
     if high / low <= _SHORT_AXIS:
         step = _round_up((high - low) / _GAPS_Y)
         values = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -122,13 +122,6 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   addEventListener("hashchange", reveal);
   reveal();
-  let closed = [];
-  addEventListener("beforeprint", () => {
-    const all = [...document.querySelectorAll("details:not([open])")];
-    closed = all.length <= 300 ? all : [];
-    closed.forEach((details) => (details.open = true));
-  });
-  addEventListener("afterprint", () => closed.forEach((details) => (details.open = false)));
 
   // -- copying -------------------------------------------------------------------------------------------------------
   const copied = async (text) => {
