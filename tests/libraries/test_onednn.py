@@ -56,6 +56,16 @@ CONFIGS: Sequence[Config] = [
 ]
 
 
+_BACKWARD = {"direction": Direction.BACKWARD_DATA}
+if hasattr(reference, "backward_data"):
+    CONFIGS = [
+        *CONFIGS,
+        conv(**_BACKWARD),
+        conv(3, 5, 13, 5, conv_stride_h=2, conv_stride_w=3, pad_h=2, dilation_w=2, **_BACKWARD),
+        conv(24, 24, group_count=24, layout="NHWC", **_BACKWARD),
+    ]
+
+
 @pytest.fixture(scope="module")
 def installed() -> Path:
     """Where the library lies."""

@@ -18,7 +18,7 @@ from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeou
 WHEEL = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
 _HINT = "pip install 'tuna[onednn]'"
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 180.0
 _MEMORY_BYTES = 4 << 30
 
 
