@@ -5,11 +5,11 @@ Each line of the first file is a workload, `[structural hash, module in base64]`
 takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
-    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "noisy": BOOLEAN, "workload": LINE,
-     "records": [LINE, ...]},
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first. `noisy`: the device was not quiet while the best was measured.
+with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best record
+was measured.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "driver": layer.driver,
         "solver": layer.solver,
         "time_ms": layer.records[0].seconds * 1000,
-        "noisy": layer.noisy,
         "workload": index,
         "records": lines,
+        **({"noisy": True} if layer.noisy else {}),
     }
 
 
