@@ -35,7 +35,7 @@ times = st.floats(1e-30, 1e30)
 counts = st.integers(0, 2**62)
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(timezone.utc))
 environments = st.builds(
-    ResultEnvironment, *[texts] * 4, st.integers(0, 999), *[texts] * 3, st.dictionaries(texts, texts, max_size=3)
+    ResultEnvironment, *[texts] * 4, st.integers(0, 999), *[texts] * 3, *[st.dictionaries(texts, texts, max_size=3)] * 2
 )
 spreads = st.builds(Spread, times, times, st.floats(0, 1e30), st.integers(1, 99))
 records = st.builds(
@@ -45,7 +45,8 @@ records = st.builds(
     st.none() | spreads,
     st.none() | st.floats(0, 1),
     counts,
-    st.booleans(),
+    *[st.booleans()] * 2,
+    st.sampled_from(("", "wall", "cpu", "own")),
     environments,
     counts,
     *[st.none() | counts] * 2,

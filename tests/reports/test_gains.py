@@ -12,7 +12,6 @@ from tuna.configs import parse_line
 from tuna.db import models, networks
 from tuna.db.networks import Named
 from tuna.errors import BadInput, NotFound
-from tuna.reports.intervals import median_interval
 from tuna.reports.queries import read_figures
 from tuna.reports.report_data import EACH_ONCE, Against, OtherTime
 
@@ -136,27 +135,15 @@ def test_a_session_cannot_be_compared_with_itself_or_with_one_without_its_layers
 def test_the_interval_and_the_command_are_those_of_the_winning_trial(build: DatabaseBuilder) -> None:
     session, config, solver = build.session(), build.config(FIRST), build.solver("Tile")
     job = build.job(session, config, solver)
-    build.trial(job, 0, 9.0, times_ms=json.dumps([9.0] * 20))
-    build.trial(job, 1, 2.0, times_ms=json.dumps([1.9, 2.0, 2.0, 2.0, 2.0, 2.2]), params=" tile =  8\n")
+    build.trial(job, 0, 9.0, low_ms=9.0, high_ms=9.0)
+    build.trial(job, 1, 2.0, low_ms=1.9, high_ms=2.2, params=" tile =  8\n")
     build.step(job, "eval", 1.0, 1.0, "card 0", reproduce="tuna reproduce --step eval x")
-    build.winner(session, config, solver, 2.0, job, trial_number=1)
+    build.winner(session, config, solver, 2.0, job, trial_number=1, noisy=True, clock="cpu")
     (figures,) = read_figures(build.connection, session).layers[0].solvers
     assert figures.interval_ms == (1.9, 2.2)
+    assert (figures.noisy, figures.clock) == (True, "cpu")
     assert figures.spread == pytest.approx(0.075)
     assert figures.reproduce == "tuna reproduce --step eval x --index 1"
     assert [(point.trial, point.params) for point in figures.points][1] == (1, "tile = 8")
-    build.connection.execute(sa.update(models.Trial).values(times_ms="[2.0, 2.1, 1.9]"))
+    build.connection.execute(sa.update(models.Trial).values(low_ms=None))
     assert read_figures(build.connection, session).layers[0].solvers[0].interval_ms is None
-
-
-@pytest.mark.parametrize(
-    ("count", "ranks"), [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (13, (3, 11)), (20, (6, 15)), (100, (40, 61))]
-)
-def test_the_interval_of_a_median_has_the_ranks_of_the_tables(count: int, ranks: tuple[int, int]) -> None:
-    values = [float(value) for value in range(1, count + 1)]
-    assert median_interval(values[::-1]) == ranks
-
-
-def test_few_repeats_give_no_interval() -> None:
-    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
-    assert median_interval([]) is None

@@ -44,7 +44,7 @@ from tuna.api.jobs import (
     retry,
     run,
 )
-from tuna.api.services import Upgrade, busy, doctor, list_tables, open_database, serve_metrics, upgrade_database
+from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
     StartedSession,
     check_device,
@@ -89,7 +89,6 @@ __all__ = [
     "Upgrade",
     "Worker",
     "add_network",
-    "busy",
     "cancel",
     "check_databases",
     "check_device",

@@ -60,10 +60,3 @@ def serve_metrics(listen: str, started: Callable[[str], None]) -> None:
     from tuna.settings import get_settings
 
     serve(connect_database(), get_settings(), listen, started)
-
-
-def busy() -> str:
-    """How busy this machine is with other work and what to do before measuring, as one sentence; empty if it is quiet."""
-    from tuna.sandbox.load import load
-
-    return load().advice

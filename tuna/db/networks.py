@@ -104,9 +104,12 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
 
 
 def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
-    """How often each config occurs in each model (`NAME VERSION`), over every framework and number of GPUs."""
+    """How often each config occurs in each model (`NAME VERSION`).
+
+    A model that was imported for several frameworks or numbers of GPUs counts once, with the largest weight.
+    """
     query = (
-        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.sum(ModelConfig.weight))
+        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.max(ModelConfig.weight))
         .join(Model, Model.id == ModelConfig.model_id)
         .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
     )

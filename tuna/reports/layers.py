@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import BASELINE
 from tuna.libraries.registry import get_library
-from tuna.reports.intervals import median_interval
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
@@ -65,6 +63,15 @@ class _JobRow:
     workspace_bytes: int | None
     params: str | None
     trial_number: int | None
+    noisy: bool | None
+    clock: str | None
+    low_ms: float | None
+    high_ms: float | None
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """Of the winner's time."""
+        return None if self.low_ms is None or self.high_ms is None else (self.low_ms, self.high_ms)
 
     @property
     def winner_ms(self) -> float | None:
@@ -77,7 +84,6 @@ class _Facts:
     """What is known of jobs beside their rows, by job id."""
 
     searches: Mapping[int, _Search]
-    intervals: Mapping[int, tuple[float, float]]
     commands: Mapping[int, str]
     params: Mapping[tuple[int, int], str]  #: by job id and trial number, where a curve is drawn
     readable: Callable[[str], str]
@@ -98,7 +104,6 @@ def read_layers(
     readable = _readable(library)
     facts = _Facts(
         searches=_searches(connection, session_id),
-        intervals=_intervals(connection, session_id),
         commands=_commands(connection, session_id),
         params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
         readable=readable,
@@ -140,11 +145,16 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
             FindDb.workspace_bytes,
             FindDb.params,
             FindDb.trial_number,
+            FindDb.noisy,
+            FindDb.clock,
+            Trial.low_ms,
+            Trial.high_ms,
         )
         .join(Config, Config.id == Job.config_id)
         .join(Solver, Solver.id == Job.solver_id)
         # A winner belongs to the job that found it; another job of the same solver shows only its own trials.
         .outerjoin(FindDb, FindDb.job_id == Job.id)
+        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
         .where(Job.session_id == session_id)
         .order_by(Job.config_id, Solver.name, Job.id)
     )
@@ -169,18 +179,6 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
         elif time_ms is not None and time_ms > 0:
             search.measured.append(Measured(at, number, time_ms))
     return searches
-
-
-def _intervals(connection: sa.Connection, session_id: int) -> dict[int, tuple[float, float]]:
-    """The interval of each winner's time, from all repeats of its trial."""
-    query = (
-        sa.select(Trial.job_id, Trial.times_ms)
-        .join(FindDb, sa.and_(FindDb.job_id == Trial.job_id, FindDb.trial_number == Trial.number))
-        .where(FindDb.session_id == session_id)
-    )
-    rows = connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
-    found = ((job_id, median_interval(json.loads(times_ms))) for job_id, times_ms in rows)
-    return {job_id: interval for job_id, interval in found if interval is not None}
 
 
 def _commands(connection: sa.Connection, session_id: int) -> dict[int, str]:
@@ -272,7 +270,9 @@ def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
         trials=search.trials,
         failed=search.failed,
         params_short=facts.readable(row.params or ""),
-        interval_ms=facts.intervals.get(row.id) if time_ms else None,
+        interval_ms=row.interval_ms if time_ms else None,
+        noisy=bool(row.noisy),
+        clock=row.clock or "",
         baseline=row.algorithm == BASELINE,
         reproduce=f"{command} --index {row.trial_number}" if command and row.trial_number is not None else command,
         points=best_so_far(search.measured, lambda number: facts.params.get((row.id, number), "")),

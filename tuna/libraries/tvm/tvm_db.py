@@ -5,13 +5,12 @@ Each line of the first file is a workload, `[structural hash, module in base64]`
 takes no notice of a record's target, so that one directory is for one environment. `layers.json` is Tuna's own:
 
     {"version": 1, "environment": KEY, "layers": [
-    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "noisy": BOOLEAN, "workload": LINE,
-     "records": [LINE, ...]},
+    {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first. `noisy`: the device was not quiet while the best was measured. A layer
-whose kernel takes packed weights, or tensors in blocks of channels, also has `"packing"`: for each argument null or the steps of
-`packing.py`.
+with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best
+record was measured, and `"packing"` if its kernel takes packed weights or tensors in blocks of channels: for each argument null
+or the steps of `packing.py`.
 """
 
 from __future__ import annotations
@@ -119,10 +118,10 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "driver": layer.driver,
         "solver": layer.solver,
         "time_ms": layer.records[0].seconds * 1000,
-        "noisy": layer.noisy,
         "workload": index,
         "records": lines,
         **({"packing": layer.packing} if layer.packing else {}),
+        **({"noisy": True} if layer.noisy else {}),
     }
 
 
