@@ -8,8 +8,8 @@ takes no notice of a record's target, so that one directory is for one environme
     {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best record
-was measured.
+with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best
+record was measured.
 """
 
 from __future__ import annotations
