@@ -30,13 +30,14 @@ from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
-#: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
-_FMA_LATENCY = 4
-#: Cycles in which a core reads one line from L2 when it streams.
-_L2_LINE_CYCLES = 2.0
 #: Share of rows of taps in the padding above which they are left out.
 _SKIPPED = 0.02
-_UNROLLS = (1, 4, 2)
+_UNROLLS = (1, 2)
+#: fp32 values in a line of the cache.
+_LINE_FLOATS = 16
+#: Pixels of merged rows at most.
+_WIDE_ROW = 64
+CHUNK = 1
 _SUMS = "sums"
 #: Widest tile of pixels in one row.
 _MAX_COLUMNS = 28
@@ -67,49 +68,60 @@ def applies(shape: ConvShape, mode: Mode) -> bool:
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/b, C/i, R, S, i, b from K, C/groups, R, S; zeros where channels are filled up or belong to other groups."""
+    """W as K/(p b), R, C/i, S, i, p, b from K, C/groups, R, S, p blocks side by side (`paired`); zeros where channels are filled
+    up or belong to other groups. That is the order in which a tile reads them."""
     in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
     dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter), np.float32)
     for group in range(shape.groups):
         first = group % shape.merged * in_group
         rows = slice(group * out_group, (group + 1) * out_group)
         dense[rows, first : first + in_group] = weights[rows]
-    split = dense.reshape(shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+    side = paired(shape)
+    split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
+    return np.ascontiguousarray(split.transpose(0, 5, 3, 6, 4, 1, 2))
+
+
+def paired(shape: ConvShape) -> int:
+    """Blocks of output channels whose weights lie side by side: as many as fill a line of the cache."""
+    return math.gcd(shape.group_out_blocks, max(1, _LINE_FLOATS // shape.block))
 
 
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
-    shape = layer.shape
-    width, (height, _), (rows, columns) = padded_width(layer), shape.in_size, shape.filter
+    shape, merged, side = layer.shape, merged_rows(layer), paired(layer.shape)
+    (height, width), (rows, columns), out_width = shape.in_size, shape.filter, shape.out_size[1]
     (sh, sw), (dh, dw), (ph, pw) = shape.stride, shape.dilation, shape.pad
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder((shape.out_blocks, shape.in_blocks, rows, columns, shape.in_block, shape.block), name="W")
+    w = te.placeholder(
+        (shape.out_blocks // side, rows, shape.in_blocks, columns, shape.in_block, side, shape.block), name="W"
+    )
     read = stages.reader(x, layer)
     skips = skips_rows(layer)
     first = ph if skips else 0
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
-            data, (sh, sw) = stages.padded_copy(read, shape, (shape.out_size[0], width), shape.stride), (1, 1)
+            data, (sh, sw) = stages.padded_copy(read, shape, shape.out_size, shape.stride), (1, 1)
         else:
             high = height if skips else (shape.out_size[0] - 1) * sh + (rows - 1) * dh + 1
-            extent = (high, (width - 1) * sw + (columns - 1) * dw + 1)
+            extent = (high, (out_width - 1) * sw + (columns - 1) * dw + 1)
             data = stages.padded_copy(read, shape, extent, pad=(ph - first, pw))
         read = lambda *index: data[index]  # noqa: E731
     c, i = te.reduce_axis((0, shape.in_blocks), "c"), te.reduce_axis((0, shape.in_block), "i")
     ry, rx = te.reduce_axis((0, rows), "ry"), te.reduce_axis((0, columns), "rx")
-    per_group = shape.group_out_blocks
 
     def term(n: Any, k: Any, h: Any, v: Any, lane: Any) -> Any:
+        if merged > 1:
+            h, v = h * merged + tirx.floordiv(v, out_width), tirx.floormod(v, out_width)
         row = h * sh + ry * dh - first
-        block = tirx.floordiv(k, per_group) * shape.in_blocks + c
-        value = read(n, block, row, v * sw + rx * dw, i) * w[k, c, ry, rx, i, lane]
+        block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
+        weight = w[tirx.floordiv(k, side), ry, c, rx, i, tirx.floormod(k, side), lane]
+        value = read(n, block, row, v * sw + rx * dw, i) * weight
         if skips:
             value = tirx.if_then_else(tirx.all(row >= 0, row < height), value, tirx.const(0.0, "float32"))
         return te.sum(value, axis=[ry, c, rx, i])
 
-    extents = (shape.batch, shape.out_blocks, shape.out_size[0], width, shape.block)
-    return stages.module_of([x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer)])
+    extents = (shape.batch, shape.out_blocks, shape.out_size[0] // merged, out_width * merged, shape.block)
+    return stages.module_of([x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, merged)])
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
@@ -120,10 +132,26 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     h, hn = sch.split(h, [None, params.rows])
     v, vn = sch.split(v, [None, params.columns])
     i, step = sch.split(i, [None, params.unroll])
+    if params.rows_first == 2:
+        cc, c = sch.split(c, [None, CHUNK])
+        outer = [n, k, cc, h, v]
+        sch.reorder(*outer, ry, c, rx, i, step, hn, vn, kn, lane)
+        out = sch.get_sblock(stages.OUT)
+        sch.reverse_compute_at(out, k, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(out)[-1])
+        for loop in (step, hn, vn, kn):
+            sch.unroll(loop)
+        sch.vectorize(lane)
+        sch.vectorize(sch.get_loops(sch.decompose_reduction(sums, cc))[-1])
+        if copies(layer):
+            stages.schedule_pad(sch, layer)
+        if row_width(layer) % params.columns:
+            sch.unroll(v)
+        return
     outer = [n, h, k, v] if params.rows_first else [n, k, h, v]
     sch.reorder(*outer, ry, c, rx, i, step, hn, vn, kn, lane)
     sch.set_scope(sums, 0, "local")
-    stages.schedule_answer(sch, layer, v, len(outer))
+    stages.schedule_answer(sch, layer, v, len(outer), merged_rows(layer))
     for loop in (step, hn, vn, kn):
         sch.unroll(loop)
     sch.vectorize(lane)
@@ -134,16 +162,17 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, ry), depth)
     if copies(layer):
         stages.schedule_pad(sch, layer)
-    if skips_rows(layer):
-        for loop in (h, ry):
-            sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    if row_width(layer) % params.columns:
+        sch.unroll(v)
 
 
 def copies(layer: Layer) -> bool:
     """Whether the kernel works on a copy of its input."""
     shape = layer.shape
     rows = shape.pad[0] > 0 and not skips_rows(layer)
-    if rows or shape.pad[1] or stages.ragged(shape) or padded_width(layer) > shape.out_size[1]:
+    if rows or shape.pad[1] or stages.ragged(shape):
+        return True
+    if shape.pointwise and shape.stride != (1, 1):
         return True
     return layer.mode is Mode.LAYER and not shape.in_layout.endswith("C") and not shape.image
 
@@ -164,25 +193,36 @@ def skips_rows(layer: Layer) -> bool:
     return outside > _SKIPPED * len(rows)
 
 
-def padded_width(layer: Layer) -> int:
-    """Columns that are computed: those of the answer, or a few more where they divide into better tiles."""
-    shape, machine = layer.shape, layer.machine
-    width = shape.out_size[1]
-    free = not any(shape.pad) and shape.image  # extra columns cost a copy
+def merged_rows(layer: Layer) -> int:
+    """Rows of the answer that are one row to the kernel: of a 1x1 convolution, whose pixels lie side by side, so many that a tile
+    divides them well."""
+    shape = layer.shape
+    if not shape.pointwise:
+        return 1
+    height, width = shape.out_size
 
-    def cost(columns: int) -> float:
-        tiles = (_tile_cycles(tile, shape, machine) for tile in _tiles(columns, shape, machine))
-        return columns / width * min(tiles) + (0.02 if columns > width else 0.0) + (0.1 if free else 0.0)
+    def cost(rows: int) -> float:
+        return min(
+            _row_cycles(tile, rows * width, shape, layer.machine) for tile in _tiles(rows * width, shape, layer.machine)
+        )
 
-    return min(range(width, width + max(2, width // 8) + 1), key=cost)
+    return min(
+        (rows for rows in range(1, height + 1) if height % rows == 0 and rows * width <= _WIDE_ROW or rows == 1),
+        key=cost,
+    )
+
+
+def row_width(layer: Layer) -> int:
+    """Pixels in a row of the kernel."""
+    return layer.shape.out_size[1] * merged_rows(layer)
 
 
 def space(layer: Layer) -> list[DirectParams]:
     """The points worth trying, by estimate, the best first."""
-    shape, machine = layer.shape, layer.machine
+    shape, machine, width = layer.shape, layer.machine, row_width(layer)
     tiles = sorted(
-        _tiles(padded_width(layer), shape, machine),
-        key=lambda tile: (_tile_cycles(tile, shape, machine), -tile[2], tile),
+        _tiles(width, shape, machine),
+        key=lambda tile: (_row_cycles(tile, width, shape, machine), -tile[2], tile),
     )
     reach = math.prod(shape.filter) * shape.in_blocks
     unrolls = [unroll for unroll in _UNROLLS if shape.in_block % unroll == 0 and (unroll == 1 or reach > 1)]
@@ -193,38 +233,37 @@ def space(layer: Layer) -> list[DirectParams]:
 
 def cycles(layer: Layer, params: DirectParams) -> float:
     """Estimated cycles of a run."""
-    shape = layer.shape
+    shape, width = layer.shape, row_width(layer)
     steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    vectors = shape.batch * shape.out_blocks * shape.out_size[0] * padded_width(layer)
+    vectors = shape.batch * shape.out_blocks * math.prod(shape.out_size)
     tile = (params.rows, params.columns, params.blocks)
-    return vectors * steps * _tile_cycles(tile, shape, layer.machine) + stages.conversion_cycles(layer)
+    return vectors * steps * _row_cycles(tile, width, shape, layer.machine) + stages.conversion_cycles(layer)
 
 
 def _tiles(width: int, shape: ConvShape, machine: Machine) -> list[tuple[int, int, int]]:
-    """Tiles of (rows, columns, blocks) whose sums, weights and one broadcast fit into the registers."""
+    """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the registers."""
     found = []
-    for columns in (size for size in range(1, min(width, _MAX_COLUMNS) + 1) if width % size == 0):
+    side = paired(shape)
+    for columns in range(1, min(width, _MAX_COLUMNS) + 1):
         for rows in (
             size for size in (1, 2, 4, 7) if shape.out_size[0] % size == 0 and (size == 1 or columns == width)
         ):
             for blocks in (size for size in range(1, 9) if shape.group_out_blocks % size == 0):
-                spare = blocks + 1 if blocks > 1 else 2
-                if rows * columns * blocks + spare <= machine.registers:
+                aligned = blocks % side == 0 or blocks == 1
+                if aligned and machine.fits(rows * columns, blocks):
                     found.append((rows, columns, blocks))
     return found
 
 
-def _tile_cycles(tile: tuple[int, int, int], shape: ConvShape, machine: Machine) -> float:
-    """Cycles per multiply-add of a vector, at two of them and two loads a cycle; writing the tile included.
-
-    Weights are read from L2 again for each tile, one line for each block of a step.
-    """
+def _row_cycles(tile: tuple[int, int, int], width: int, shape: ConvShape, machine: Machine) -> float:
+    """Cycles per multiply-add of a vector in a row of `width` pixels, whose last tile may be narrower."""
     rows, columns, blocks = tile
-    sums = rows * columns * blocks
     steps = shape.in_blocks * shape.in_block * math.prod(shape.filter)
-    loads = rows * columns + blocks
-    step = max(sums / 2, loads / 2, blocks * _L2_LINE_CYCLES, _FMA_LATENCY) + 0.05 * loads
-    return (steps * step + 1.5 * sums + 10) / (steps * sums)
+    tiles, rest = divmod(width, columns)
+    cycles = tiles * machine.tile_cycles(rows * columns, blocks, steps)
+    if rest:
+        cycles += machine.tile_cycles(rows * rest, blocks, steps)
+    return cycles / (rows * width * blocks * steps)
 
 
 def _rows_first(shape: ConvShape, machine: Machine) -> int:

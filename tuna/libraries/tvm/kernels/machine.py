@@ -13,6 +13,11 @@ from typing import Any
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 _SYS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+#: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
+_FMA_LATENCY = 4
+#: Cycles in which a core reads a line from L2 when it streams, and the bytes of one.
+_L2_LINE_CYCLES = 2.0
+_LINE_BYTES = 64
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -25,11 +30,30 @@ class Machine:
     l1_bytes: int  #: data cache of a core
     l2_bytes: int
     cores: int = 1
+    broadcast_operand: bool = (
+        True  #: a multiply-add may broadcast one of its operands from memory, or from a lane of a register
+    )
 
     @property
     def floats(self) -> int:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
+
+    def fits(self, pixels: int, blocks: int) -> bool:
+        """Whether the sums of a register tile fit, beside a vector of weights for each block and a broadcast value."""
+        spare = 1 if blocks > 1 else (1 if self.broadcast_operand else 2)
+        return pixels * blocks + blocks + spare <= self.registers
+
+    def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
+        """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the reduction, and of writing it.
+
+        Two multiply-adds and two loads a cycle. Weights are read from L2 again for each tile. A tile with hardly more sums than
+        hide the latency of a multiply-add waits for the loads now and then.
+        """
+        sums, loads = pixels * blocks, pixels + blocks
+        latency = _FMA_LATENCY if self.broadcast_operand else 1.2 * _FMA_LATENCY
+        streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
+        return steps * (max(sums / 2, loads / 2, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10
 
 
 def from_target(target: Any) -> Machine:
@@ -59,7 +83,8 @@ def _from_text(text: str) -> Machine:
     else:
         vector_bytes, registers = 16, 16
     l1_bytes, l2_bytes = caches()
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)))
+    cores, operand = int(target.attrs.get("num-cores", 1)), registers == 32
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, cores, operand)
 
 
 def caches(folder: Path = _SYS_CACHES) -> tuple[int, int]:

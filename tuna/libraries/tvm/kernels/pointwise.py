@@ -25,7 +25,7 @@ from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
-_SUMS, _FLAT = "sums", "flat"
+_SUMS, _FLAT = "sums", stages.FLAT
 _FMA_LATENCY = 4
 _UNROLLS = (1, 4)
 _POINTS = 12
