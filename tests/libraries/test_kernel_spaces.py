@@ -103,7 +103,7 @@ def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
 def test_the_ranking_begins_with_the_best_of_each_family() -> None:
     layer = layer_for(target_of("avx512"), conv(**RESNET))
     order = ranked(layer)
-    assert [(family.name, index) for family, index in order[:3]] == [(f"winograd{m}", 0) for m in (4, 6, 2)]
+    assert {(family.name, index) for family, index in order[:3]} == {(f"winograd{m}", 0) for m in (2, 4, 6)}
     assert {family.name for family, _ in order} == {"direct", "winograd2", "winograd4", "winograd6"}
     assert {family.name for family, _ in ranked(layer, [FAMILIES["direct"]])} == {"direct"}
 

@@ -158,14 +158,20 @@ def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
     sch.vectorize(last)
 
 
+def answer_block(sch: Any, merged: int = 1) -> Any:
+    """The block that writes the answer, with `merged` rows in one."""
+    if merged == 1:
+        return sch.get_sblock(OUT)
+    sch.reverse_compute_inline(sch.get_sblock(OUT))
+    return sch.get_sblock(FLAT)
+
+
 def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int = 1) -> None:
     """Write the answer, of `merged` rows, at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
 
     A tile that goes to NCHW is written pixel by pixel: each channel of a vector to another row.
     """
-    if merged > 1:
-        sch.reverse_compute_inline(sch.get_sblock(OUT))
-    out = sch.get_sblock(OUT if merged == 1 else FLAT)
+    out = answer_block(sch, merged)
     sch.reverse_compute_at(out, loop, preserve_unit_loops=True)
     if layer.mode is Mode.LAYER:
         _, *loops = sch.get_loops(out)[depth:]
