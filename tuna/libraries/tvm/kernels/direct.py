@@ -38,8 +38,6 @@ from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _UNROLLS = (1, 4, 2)
-#: fp32 values in a line of the cache.
-_LINE_FLOATS = 16
 #: Orders of the outer loops: block groups, rows; or rows, block groups; or block groups, input channels, rows, with sums in cache.
 BLOCKS_OUTSIDE, ROWS_OUTSIDE, CHANNELS_OUTSIDE = range(3)
 #: Pixels of merged rows at most, of a 1x1 convolution and of another one, and pixels that may be computed for nothing.
@@ -76,27 +74,24 @@ def applies(shape: ConvShape, mode: Mode) -> bool:
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/(p b), R, C/i, S, i, p, b from K, C/groups, R, S, p blocks side by side (`paired`); zeros where channels are filled
-    up or belong to other groups. That is the order in which a tile reads them."""
+    """W as K/(p b), C/i, S, R, i, p, b from K, C/groups, R, S, with `p = shape.paired` blocks side by side.
+
+    That is the order in which a tile reads them. Zeros where channels are filled up or belong to other groups.
+    """
     in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
     dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter), np.float32)
     for group in range(shape.groups):
         first = group % shape.merged * in_group
         rows = slice(group * out_group, (group + 1) * out_group)
         dense[rows, first : first + in_group] = weights[rows]
-    side = paired(shape)
+    side = shape.paired
     split = dense.reshape(-1, side, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
     return np.ascontiguousarray(split.transpose(0, 3, 6, 5, 4, 1, 2))
 
 
-def paired(shape: ConvShape) -> int:
-    """Blocks of output channels whose weights lie side by side: as many as fill a line of the cache."""
-    return math.gcd(shape.group_out_blocks, max(1, _LINE_FLOATS // shape.block))
-
-
 def workload(layer: Layer) -> tvm.IRModule:
     """The module `main(X, W, [B,] [R,] Y)`."""
-    shape, row, side = layer.shape, rows_of(layer), paired(layer.shape)
+    shape, row, side = layer.shape, rows_of(layer), layer.shape.paired
     (rows, columns), out_width = shape.filter, shape.out_size[1]
     (sh, sw), (dh, dw) = shape.stride, shape.dilation
     x = stages.placeholder_of_input(layer)
@@ -240,7 +235,7 @@ def cycles(layer: Layer, params: DirectParams) -> float:
 
 def _tiles(row: Rows, layer: Layer) -> list[tuple[int, int, int]]:
     """Tiles of (rows, columns, blocks) whose sums, weights and broadcasts fit into the registers."""
-    shape, side, found = layer.shape, paired(layer.shape), []
+    shape, side, found = layer.shape, layer.shape.paired, []
     for columns in range(1, min(row.computed, _MAX_COLUMNS) + 1):
         whole = row.computed % columns == 0
         many = shape.pointwise or row.computed > row.pixels or row.pixels > _UNROLLED_TILES * columns
