@@ -51,6 +51,8 @@ _MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.
 _L3_BYTES = 12.0
 _UNROLLS = (4, 1)
+#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made longer by so many.
+_WAY, _SHIFT = 256, 32
 _POINTS = 16
 _DOWN, _ACROSS, _PRODUCT, _UP, _ALONG = "down", "across", "product", "up", "along"
 
@@ -167,6 +169,9 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
     for loop in (row, col):
         sch.unroll(loop)
     sch.vectorize(i)
+    _spread(
+        sch, block(_ACROSS), layer.shape.in_blocks * layer.shape.in_block * params.rows * tile_counts(layer, outputs)[1]
+    )
     sch.compute_at(block(stages.PAD), c, preserve_unit_loops=True)
     stages.schedule_pad(sch, layer, placed=True)
 
@@ -182,16 +187,23 @@ def _schedule_product(sch: Any, layer: Layer, params: WinogradParams, at: Any, o
     sch.reorder(row, col, k, group, c, i, step, tile, kn, lane)
     written = sch.cache_write(product, 0, "local")
     sch.reverse_compute_at(written, group, preserve_unit_loops=True)
+    count = params.rows * tile_counts(layer, outputs)[1]
+    _spread(sch, written, layer.shape.out_blocks * layer.shape.block * count)
     batched = sch.fuse(row, col)
     if layer.machine.cores > 1:
         sch.parallel(batched)
     depth = len(sch.get_loops(product)) - 6
     stages.unroll_and_vectorize(sch, written, depth)
-    narrower = params.rows * tile_counts(layer, outputs)[1] % params.tiles
-    for loop in (step, tile, kn, *([group] if narrower else [])):
+    for loop in (step, tile, kn, *([group] if count % params.tiles else [])):
         sch.unroll(loop)
     sch.vectorize(lane)
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(product, c), depth)
+
+
+def _spread(sch: Any, block: Any, stride: int) -> None:
+    """Lengthen the stride of v in V or M where it is such that all of a tile's (u, v) would share a few sets of L1."""
+    if stride % _WAY == 0:
+        sch.storage_align(block, 0, 2, _WAY, _SHIFT)
 
 
 def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
