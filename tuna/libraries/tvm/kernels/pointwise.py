@@ -117,7 +117,7 @@ def space(layer: Layer) -> list[PointwiseParams]:
         for rows in (size for size in range(1, 29) if high % size == 0):
             if machine.fits(rows, wide):
                 tiles.append((rows, wide))
-    tiles.sort(key=lambda tile: (_tile_cycles(*tile, layer), -tile[1]))
+    tiles.sort(key=lambda tile: (_tile_cycles(tile[0], tile[1], layer), -tile[1]))
     return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
 
 
