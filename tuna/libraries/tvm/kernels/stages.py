@@ -183,15 +183,13 @@ def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int =
 
 def schedule_pad(sch: Any, layer: Layer, *, placed: bool = False) -> None:
     """The padded copy; unless it was `placed` into another stage it is made whole, before everything else."""
-    *outer, w, i = sch.get_loops(sch.get_sblock(PAD))
+    *outer, _, i = sch.get_loops(sch.get_sblock(PAD))
     if not placed:
         fused = sch.fuse(*outer)
         if layer.machine.cores > 1:
             sch.parallel(fused)
     if layer.shape.in_block > 1:
         sch.vectorize(i)
-    else:
-        sch.annotate(w, "pragma_loop_partition_hint", 1)
 
 
 def conversion_cycles(layer: Layer) -> float:
