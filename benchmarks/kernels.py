@@ -8,7 +8,7 @@ which bears a busy machine, apart from caches and memory that others use; with `
 oneDNN is called by its own C API with its weights reordered ahead. `--onednn` names a folder with its `include` and `lib`
 (version 3), such as the unpacked wheels onednn-cpu-gomp and onednn-devel-cpu-gomp; without it only shares of the peak are printed.
 With `--tune-tir` TVM's own tuner gets 64 trials for each layer (half a minute or more), and NCHW kernels and the time of tuning
-are compared with its; it needs xgboost.
+are compared with its; it needs cloudpickle and xgboost.
 
 Every figure that has a limit gets a line with its verdict; the exit code is 1 if one is missed.
 """

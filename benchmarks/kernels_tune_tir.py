@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.contest import Contest, Contestant, host_target
@@ -18,6 +19,7 @@ _TRIALS = 64
 _BATCH = 16
 _WARMUP = 16
 _BUILD_TIMEOUT_S = 60.0
+_NEEDS = ("cloudpickle", "xgboost")
 
 
 def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
@@ -29,10 +31,9 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
     from tuna.libraries.tvm import workloads
     from tuna.libraries.tvm.boot import import_intrinsics
 
-    try:
-        import xgboost  # noqa: F401
-    except ImportError:
-        raise SystemExit("--tune-tir needs xgboost for TVM's cost model: pip install xgboost") from None
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"TVM's own tuner needs what is not installed: pip install {' '.join(missing)}")
     import_intrinsics()
     target = host_target(contest.cores)
     module = workloads.make("TvmConvDirectNCHW", config)
@@ -46,8 +47,8 @@ def tune(config: ConvConfig, contest: Contest) -> tuple[Contestant, float]:
             work_dir=folder,
             max_trials_global=_TRIALS,
             num_trials_per_iter=_BATCH,
-            builder=ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT_S),
-            runner="local",
+            builder=ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics),
+            runner=ms.runner.LocalRunner(timeout_sec=_BUILD_TIMEOUT_S, initializer=import_intrinsics),
             cost_model=ms.cost_model.XGBModel(num_warmup_samples=_WARMUP),
             num_tuning_cores="logical",
             seed=1,

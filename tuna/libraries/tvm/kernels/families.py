@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,18 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import Config, ConvConfig
-from tuna.libraries.tvm.kernels import depthwise, direct, gemm, machine, pointwise, shape, winograd
+from tuna.configs.values import Direction
+from tuna.libraries.tvm.kernels import (
+    backward_data,
+    backward_weights,
+    depthwise,
+    direct,
+    gemm,
+    machine,
+    pointwise,
+    shape,
+    winograd,
+)
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
@@ -71,13 +82,21 @@ def _family(name: str, module: Any, **bound: int) -> Family:
     )
 
 
+def _convolution(name: str, module: Any, direction: Direction = Direction.FORWARD, **bound: int) -> Family:
+    """A family of convolutions in one direction."""
+    family = _family(name, module, **bound)
+    return replace(family, applies=lambda shape, mode: shape.direction is direction and family.applies(shape, mode))
+
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        _family("direct", direct),
-        _family("depthwise", depthwise),
-        _family("pointwise", pointwise),
-        *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
+        _convolution("direct", direct),
+        _convolution("depthwise", depthwise),
+        _convolution("pointwise", pointwise),
+        *(_convolution(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
+        _convolution("backward_data", backward_data, Direction.BACKWARD_DATA),
+        _convolution("backward_weights", backward_weights, Direction.BACKWARD_WEIGHTS),
     )
 }
 
