@@ -101,7 +101,7 @@ class Contest:
 
 
 def prepare(cores: int, first: int | None = None) -> None:
-    """Pin this process to `cores` CPUs, from `first` on, and set the threads of OpenMP, OpenBLAS and TVM; before they are loaded."""
+    """Pin this process to `cores` CPUs, from `first` on, and set OpenMP's, OpenBLAS' and TVM's threads, before their import."""
     assert not {"numpy", "tvm"} & set(sys.modules), "threads are counted when NumPy and TVM are loaded"
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[name] = str(cores)

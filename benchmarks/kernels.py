@@ -3,7 +3,7 @@
 Every layer gets up to `--candidates` points of the families that apply, in the order of their estimates. The best few of a quick
 look and oneDNN's best implementations then take turns for `--rounds` rounds, with the peak loop in each: what is reported is the
 median over the rounds of the time, and its share of the peak of the same round. On one core the time is the thread's CPU time,
-which bears a busy machine, apart from caches and memory that others use; with `--cores 2` it is wall time, for a quiet machine only.
+which bears a busy machine, apart from caches and memory that others use; with `--cores 2` it is wall time, for a quiet machine.
 
 oneDNN is called by its own C API with its weights reordered ahead. `--onednn` names a folder with its `include` and `lib`
 (version 3), such as the unpacked wheels onednn-cpu-gomp and onednn-devel-cpu-gomp; without it only shares of the peak are printed.

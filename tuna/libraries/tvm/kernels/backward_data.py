@@ -178,7 +178,7 @@ def _phase_sums(layer: Layer, read: Any, w: Any, rows: _Phase, columns: _Phase, 
         block = tirx.floordiv(k, per_group) * shape.in_blocks + c
         row, column = h + rows.start + pad[0] - t * rows.back, v + columns.start + pad[1] - u * columns.back
         tap = rows.first + t * rows.step, columns.first + u * columns.step
-        return te.sum(read(n, block, row, column, i) * w[k, c, *tap, i, lane], axis=[t, c, u, i])
+        return te.sum(read(n, block, row, column, i) * w[k, c, tap[0], tap[1], i, lane], axis=[t, c, u, i])
 
     high = -(-shape.out_size[0] // shape.stride[0])
     return te.compute((shape.batch, shape.out_blocks, high, _width(shape), shape.block), term, name=name)

@@ -67,7 +67,9 @@ def workload(layer: Layer) -> tvm.IRModule:
     dy = te.placeholder(shape.layer_output(), name="dY", dtype="float32")
     extent = [
         (count - 1) * stride + (taps - 1) * dilation + 1
-        for count, stride, taps, dilation in zip(shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True)
+        for count, stride, taps, dilation in zip(
+            shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True
+        )
     ]
     data = stages.padded_copy(stages.reader(x, layer), shape, (extent[0], extent[1]))
     gradient = te.compute(
@@ -80,7 +82,9 @@ def workload(layer: Layer) -> tvm.IRModule:
 
     def term(k: Any, c: Any, ry: Any, rx: Any, i: Any, lane: Any) -> Any:
         block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
-        return te.sum(data[n, block, h * sh + ry * dh, v * sw + rx * dw, i] * gradient[n, k, h, v, lane], axis=[n, h, v])
+        return te.sum(
+            data[n, block, h * sh + ry * dh, v * sw + rx * dw, i] * gradient[n, k, h, v, lane], axis=[n, h, v]
+        )
 
     extents = (shape.out_blocks, shape.in_blocks, rows, columns, size, shape.block)
     sums = te.compute(extents, term, name=_SUMS)

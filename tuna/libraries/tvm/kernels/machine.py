@@ -35,8 +35,8 @@ class Machine:
 def from_target(target: Any) -> Machine:
     """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
 
-    Widths come from LLVM's feature list of the target. Caches are those of the machine this runs on: a target does not
-    name them, and a tuning session compiles and measures on the same CPU model.
+    Widths come from LLVM's feature list of the target. A target does not name caches: they are those of this machine where it is
+    the target's CPU model, and else small ones that every such CPU has.
     """
     if target.kind.name != "llvm":
         raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
@@ -58,7 +58,8 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
-    l1_bytes, l2_bytes = caches()
+    here = str(target.attrs.get("mcpu", "")) == str(codegen.llvm_get_system_cpu())
+    l1_bytes, l2_bytes = caches() if here else (_DEFAULT_L1_BYTES, _DEFAULT_L2_BYTES)
     return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)))
 
 

@@ -25,7 +25,8 @@ class Mode(str, enum.Enum):
 class ConvShape:
     """A 2D convolution in blocks of `block` channels: forward, or what `direction` says.
 
-    Of backward data, `in_*` is dy and `out_*` is dx, and `stride` is that of the forward layer. Of backward weights, they are x and dy.
+    Of backward data, `in_*` is dy and `out_*` is dx; `stride` and `pad` are the forward layer's. Of backward weights, they are x
+    and dy.
 
     Groups are merged until the output channels of one fill whole blocks (`merged` groups make one), and the weights between
     different groups are zero: a group of 4 channels costs as much as one of `block`, which no vector unit does faster.
