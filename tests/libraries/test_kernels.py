@@ -240,4 +240,5 @@ def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
     a, b = problem.inputs
     packed = GEMM.pack_weights(product, b) if product.mode is Mode.NATIVE else b
     found = run(GEMM.candidate(product, index).mod, target, [a, packed, problem.blank()])
-    assert problem.error(found) <= ROUNDING
+    scale = np.abs(problem.expected).max() + 1  # a sum of 1400 products may be small itself
+    assert np.abs(found - problem.expected).max() <= ROUNDING * scale
