@@ -210,6 +210,7 @@ def reproduce(
     seed: int = 0,
     index: int | None = None,
     options: Options | None = None,
+    conditions: Mapping[str, str] | None = None,
     target: str | None = None,
 ) -> list[StepResult]:
     """Repeat a job of the layer `driver`, or the candidate `index` of it, here and now; nothing is stored.
@@ -218,6 +219,7 @@ def reproduce(
     session's; default: this machine's. Raises NotFound for an unknown solver, BadInput unless the layer is one.
     """
     from tuna.configs import read_one
+    from tuna.libraries.conditions import chosen
     from tuna.libraries.items import WorkItem
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
@@ -237,6 +239,7 @@ def reproduce(
         config=layer.to_json(),
         body=layer.body_digest,
         target=tuned.environment().target if target is None else target,
+        conditions=chosen(tuned.conditions, conditions or {}, library),
         seed=seed,
         options=check(tuned.options, options or {}, library),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tuna.db.overview import Overview
     from tuna.db.solvers import Applicability, StoredSolver
     from tuna.libraries.base import Environment
+    from tuna.libraries.conditions import Condition
     from tuna.reports.report_data import ReportFigures
     from tuna.reports.status import Watcher
 
@@ -27,19 +28,27 @@ class StartedSession:
     new: bool
 
 
-def init_session(library: str, reason: str, facts: Mapping[str, str] | None = None) -> StartedSession:
+def init_session(
+    library: str,
+    reason: str,
+    facts: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str] | None = None,
+) -> StartedSession:
     """The session for (environment, reason), created if there is none.
 
     The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
-    the library allows that.
+    the library allows that. `conditions` say how results are measured; raises BadInput for one that the library does not offer.
     """
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import writing
+    from tuna.libraries.conditions import chosen
     from tuna.libraries.registry import get_library
 
     found = get_library(library)
-    environment = found.environment_by_hand(facts) if facts else found.environment()
+    kept = chosen(found.conditions, conditions or {}, library)
+    here = found.environment_by_hand(facts) if facts else found.environment()
+    environment = replace(here, conditions=kept)
     with writing(open_database()) as connection:
         session_id, new = sessions.create(connection, environment, reason)
     return StartedSession(session_id, reason, environment, new)
@@ -62,6 +71,13 @@ def list_job_options(library: str) -> list[tuple[str, str, str, str]]:
     from tuna.libraries.registry import get_library
 
     return describe(get_library(library).options)
+
+
+def list_conditions(library: str) -> list[Condition]:
+    """What sessions of the library may choose of how their results are measured."""
+    from tuna.libraries.registry import get_library
+
+    return list(get_library(library).conditions)
 
 
 def list_solvers(library: str) -> list[StoredSolver]:

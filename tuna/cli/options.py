@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -31,6 +32,21 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
 
+def _conditions(_context: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    return dict(_named(pairs))
+
+
+#: Conditions of measurement, as a mapping.
+conditions = click.option(
+    "--condition",
+    "conditions",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_conditions,
+    help="A condition of measurement, such as caches=cold.",
+)
+
+
 def split(text: str | None) -> list[str]:
     """The comma-separated words of an option."""
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
@@ -38,15 +54,18 @@ def split(text: str | None) -> list[str]:
 
 def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, int | float | str]:
     """Job options from `--option name=value` and `--candidates`; numbers become numbers."""
-    options: dict[str, int | float | str] = {}
+    options: dict[str, int | float | str] = {name: _number(value) for name, value in _named(pairs)}
+    if candidates is not None:
+        options["candidates"] = candidates
+    return options
+
+
+def _named(pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for pair in pairs:
         name, mark, value = pair.partition("=")
         if not mark or not name:
             raise BadInput(f"{pair!r} is not of the form name=value.")
-        options[name] = _number(value)
-    if candidates is not None:
-        options["candidates"] = candidates
-    return options
+        yield name, value
 
 
 def _number(text: str) -> int | float | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,9 +17,13 @@ from tuna.cli.console import print_json, print_table
 @click.command()
 @options.library_argument
 @click.option("-l", "--label", "reason", required=True, help="Why: a short text.")
-def init_session(library: str, reason: str) -> None:
-    """Start a tuning effort of LIBRARY in this machine's environment; the same effort is found again."""
-    show.started(api.init_session(library, reason))
+@options.conditions
+def init_session(library: str, reason: str, conditions: Mapping[str, str]) -> None:
+    """Start a tuning effort of LIBRARY in this machine's environment; the same effort is found again.
+
+    Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
+    """
+    show.started(api.init_session(library, reason, conditions=conditions))
 
 
 @click.command()
@@ -53,9 +58,13 @@ def update_solvers(library: str) -> None:
 @click.command()
 @options.library_argument
 @click.option("--options", "show_options", is_flag=True, help="List the options of its jobs instead.")
+@click.option("--conditions", "show_conditions", is_flag=True, help="List what its sessions may choose instead.")
 @options.as_json
-def solvers(library: str, show_options: bool, as_json: bool) -> None:
-    """List the stored solvers of LIBRARY, or what `load-jobs --option` takes."""
+def solvers(library: str, show_options: bool, show_conditions: bool, as_json: bool) -> None:
+    """List the stored solvers of LIBRARY, what `load-jobs --option` takes, or what `init-session --condition` takes."""
+    if show_conditions:
+        show.conditions(api.list_conditions(library), as_json)
+        return
     if show_options:
         show.job_options(library, api.list_job_options(library), as_json)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tuna.doctor import Finding
     from tuna.exports import ExportReport
     from tuna.exports.intake import ImportReport
+    from tuna.libraries.conditions import Condition
 
 
 def exported(report: ExportReport) -> None:
@@ -99,6 +101,15 @@ def solvers(found: Iterable[StoredSolver]) -> None:
         for s in found
     ]
     print_table("", ("id", "solver", "kinds", "tunable", "dynamic"), rows, right=(0,))
+
+
+def conditions(offered: Sequence[Condition], as_json: bool) -> None:
+    """What the sessions of a library may choose of how their results are measured."""
+    if as_json:
+        print_json([asdict(condition) for condition in offered])
+        return
+    rows = [(condition.name, ", ".join(condition.values), condition.meaning) for condition in offered]
+    print_table("", ("condition", "values, the default first", "meaning"), rows)
 
 
 def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json: bool) -> None:

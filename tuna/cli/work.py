@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -80,6 +80,7 @@ def start_worker(
 @click.option("--seed", type=int, default=0)
 @click.option("--index", type=click.IntRange(min=0), help="Only this candidate; default: all.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
+@options.conditions
 @click.option("--target", help="The session's target; default: this machine's.")
 @options.as_json
 def reproduce(
@@ -90,6 +91,7 @@ def reproduce(
     seed: int,
     index: int | None,
     pairs: tuple[str, ...],
+    conditions: Mapping[str, str],
     target: str | None,
     as_json: bool,
 ) -> int:
@@ -107,6 +109,7 @@ def reproduce(
         seed=seed,
         index=index,
         options=options.job_options(pairs, None),
+        conditions=conditions,
         target=target,
     )
     final = results[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,7 +30,9 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
     if not reason.strip() or len(reason) > 255:
         raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with -l")
     names = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
-    row = {"key": environment.key, "flags": dict(environment.flags)} | {n: getattr(environment, n) for n in names}
+    row: dict[str, Any] = {"key": environment.key, "machine_key": environment.machine_key}
+    row |= {"flags": dict(environment.flags), "conditions": dict(environment.conditions)}
+    row |= {n: getattr(environment, n) for n in names}
     for name in names:
         limit = getattr(models.Environment.__table__.c[name].type, "length", None)
         if limit and len(row[name]) > limit:
@@ -67,6 +70,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         device=row.device,
         target=row.target,
         flags=row.flags,
+        conditions=row.conditions or {},
     )
     return SessionInfo(session_id, row.reason, environment)
 

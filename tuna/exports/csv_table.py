@@ -56,7 +56,7 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda cell: read(cell) if cell else None
 
 
-def _flags(cell: str) -> Any:
+def _mapping(cell: str) -> Any:
     value = json.loads(_plain(cell))
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
@@ -68,6 +68,7 @@ def _bool(cell: str) -> bool:
 
 
 _TEXT = (_text, _plain)
+_MAPPING = ((lambda value: _text(json.dumps(value))), _mapping)
 _OPTIONAL = (_optional, _or_none(_plain))
 _INT = (_number, _int)
 _OPTIONAL_INT = (_number, _or_none(_int))
@@ -97,7 +98,8 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[Any], str], Callable[
     "toolchain": (("environment", "toolchain"), _TEXT),
     "environment_device": (("environment", "device"), _TEXT),
     "target": (("environment", "target"), _TEXT),
-    "flags": (("environment", "flags"), (lambda value: _text(json.dumps(value)), _flags)),
+    "flags": (("environment", "flags"), _MAPPING),
+    "conditions": (("environment", "conditions"), _MAPPING),
     "session_id": (("provenance", "session_id"), _INT),
     "job_id": (("provenance", "job_id"), _OPTIONAL_INT),
     "trial_number": (("provenance", "trial_number"), _OPTIONAL_INT),

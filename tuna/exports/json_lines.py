@@ -59,6 +59,7 @@ class _Environment(_Part):
     device: str
     target: str
     flags: dict[str, str]
+    conditions: dict[str, str]
 
 
 class _Provenance(_Part):
@@ -133,7 +134,11 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
         "spread": None if record.spread is None else record.spread._asdict(),
         "workspace_bytes": record.workspace_bytes,
         "simulated": record.simulated,
-        "environment": {**record.environment._asdict(), "flags": dict(sorted(record.environment.flags.items()))},
+        "environment": {
+            **record.environment._asdict(),
+            "flags": dict(sorted(record.environment.flags.items())),
+            "conditions": dict(sorted(record.environment.conditions.items())),
+        },
         "provenance": {
             "session_id": record.session_id,
             "job_id": record.job_id,

@@ -61,7 +61,10 @@ def _environments(connection: sa.Connection, selection: Selection) -> dict[int, 
         ids = selection.chosen(sa.select(GoldenEntry.environment_id))
     columns = [getattr(Environment, name) for name in ResultEnvironment._fields]
     query = sa.select(Environment.id, *columns).where(Environment.id.in_(ids.distinct()))
-    return {found[0]: ResultEnvironment(*found[1:]) for found in connection.execute(query)}
+    found = {row[0]: ResultEnvironment(*row[1:]) for row in connection.execute(query)}
+    return {
+        number: environment._replace(conditions=environment.conditions or {}) for number, environment in found.items()
+    }
 
 
 def _columns(selection: Selection) -> tuple[Any, ...]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
+from tuna.libraries import conditions
+from tuna.libraries.conditions import Condition
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.exporter import Exporter
 from tuna.libraries.items import StepResult, WorkItem
@@ -47,17 +49,29 @@ class Environment:
     device: str = ""  #: name of the device for people, such as the CPU model
     target: str = ""  #: the compiler's target, in the library's own form
     flags: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: that the session chose; without those left at their default
 
     @property
     def key(self) -> str:
-        """SHA-256 (first 16 hex digits) over every field."""
-        text = json.dumps([*(getattr(self, name) for name in _ENVIRONMENT_TEXT), dict(sorted(self.flags.items()))])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """SHA-256 (first 16 hex digits) over every field: equal for comparable results."""
+        return self._digest(*([dict(sorted(self.conditions.items()))] if self.conditions else []))
+
+    @property
+    def machine_key(self) -> str:
+        """The same without the conditions: who may measure."""
+        return self._digest()
+
+    def _digest(self, *more: Any) -> str:
+        fields = [*(getattr(self, name) for name in _ENVIRONMENT_TEXT), dict(sorted(self.flags.items())), *more]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         """In one line, for people."""
         words = [f"{self.library} {self.library_version}", f"{self.arch} x {self.num_cu}"]
-        return ", ".join(words + ([self.device] if self.device else []))
+        words += [self.device] if self.device else []
+        return ", ".join(words + [f"{name} {value}" for name, value in self.conditions.items()])
 
 
 _ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
@@ -83,6 +97,8 @@ class Library(ABC):
     steps: tuple[Step, ...]
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
+    #: What a session may choose of how its results are measured.
+    conditions: Sequence[Condition] = ()
     #: Vendor of the devices that its device steps use; None: the first GPU that the worker may use, else its measuring cores.
     device_kind: Kind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
@@ -97,6 +113,10 @@ class Library(ABC):
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """The environment of another machine, described by `facts`; raises BadInput where that makes no sense."""
         raise BadInput(f"{self.name} finds out its environment by itself; {', '.join(sorted(facts))} cannot be given.")
+
+    def conditions_of(self, item: WorkItem) -> dict[str, str]:
+        """Every condition with the value that the item's session has."""
+        return conditions.complete(self.conditions, item.conditions)
 
     def toolchain(self) -> str:
         """Identifies who may compile; to be overridden by a library whose `environment` is slow."""
@@ -150,6 +170,7 @@ class Library(ABC):
         words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
         words += ["--seed", str(item.seed)]
         words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
+        words += [w for key, value in sorted(item.conditions.items()) for w in ("--condition", f"{key}={value}")]
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, item.layer.text()])
 

@@ -219,10 +219,10 @@ class CandidateLibrary(Library):
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)
 
-    @staticmethod
-    def _job(item: WorkItem, asked: CandidateOptions) -> dict[str, Any]:
+    def _job(self, item: WorkItem, asked: CandidateOptions) -> dict[str, Any]:
         """What `KernelJob.from_json` takes."""
         facts = {"config": item.config, "solver": item.solver, "target": item.target, "seed": item.seed}
+        facts |= {"conditions": self.conditions_of(item)}
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
 
 

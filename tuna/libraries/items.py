@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -64,6 +64,7 @@ class WorkItem(_Wire):
     config: dict[str, Any]  #: `Config.to_json()`; `layer` is the config itself
     body: _Digest | None = None  #: artifact with the config's body, where its kind has one
     target: str = ""  #: the session's `Environment.target`
+    conditions: dict[str, str] = Field(default_factory=dict)  #: the session's `Environment.conditions`
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built

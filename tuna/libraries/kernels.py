@@ -27,6 +27,8 @@ class KernelJob:
     config: Config
     solver: str
     target: str = ""  #: the session's `Environment.target`
+    #: of measurement, that the session chose; every one that the library has
+    conditions: Mapping[str, str] = field(default_factory=dict, hash=False)
     seed: int = 0
     count: int = 1  #: candidates that are wanted
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the job's options that the user set

@@ -82,6 +82,7 @@ class ResultEnvironment(NamedTuple):
     device: str
     target: str
     flags: Mapping[str, str]
+    conditions: Mapping[str, str]  #: of measurement, other than the default
 
 
 class ResultRecord(NamedTuple):

@@ -34,16 +34,16 @@ def session_queue(text: str, *, on_device: bool) -> str:
             f"This machine cannot work for session {read['session']}, which needs {'; '.join(different)}.",
             hint="a session is for one environment: create one for this machine with tuna init-session",
         )
-    return queue_name(on_device, wanted.toolchain, wanted.key)
+    return queue_name(on_device, wanted.toolchain, wanted.machine_key)
 
 
 def differences(wanted: Environment, here: Environment) -> list[str]:
     """The fields that differ, as text for an error message; empty if results of the two are comparable."""
-    if wanted.key == here.key:
+    if wanted.machine_key == here.machine_key:
         return []
     found = []
     for field in dataclasses.fields(Environment):
-        if field.name == "flags":
+        if field.name in ("flags", "conditions"):
             continue
         there, local = getattr(wanted, field.name), getattr(here, field.name)
         if there != local:

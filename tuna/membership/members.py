@@ -123,6 +123,6 @@ def set_state(connection: sa.Connection, name: str, state: str) -> bool:
 
 
 def known_environments(connection: sa.Connection) -> dict[str, str]:
-    """The toolchain of each environment that has a session, by key."""
-    rows = connection.execute(sa.select(Environment.key, Environment.toolchain)).all()
-    return {row.key: row.toolchain for row in rows}
+    """The toolchain of each environment that has a session, by `machine_key`."""
+    rows = connection.execute(sa.select(Environment.machine_key, Environment.toolchain)).all()
+    return {row.machine_key: row.toolchain for row in rows}

@@ -108,7 +108,7 @@ class Coordinator:
         self._settings = settings
         self._work = work
         self._steps = [work.library.step(name) for name in steps] or list(work.library.steps)
-        self._scope = Scope(work.session_id, work.library, work.environment.target)
+        self._scope = Scope(work.session_id, work.library, work.environment.target, work.environment.conditions)
         self._leases = Leases(client, work.namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
@@ -208,7 +208,7 @@ class Coordinator:
             namespace=self._work.namespace,
             library=self._work.library.name,
             step=step.name,
-            environment=environment.key if step.resource is Resource.DEVICE else "",
+            environment=environment.machine_key if step.resource is Resource.DEVICE else "",
             toolchain=environment.toolchain,
             items=chunk.items,
         )
@@ -226,7 +226,7 @@ class Coordinator:
 
     def _queue(self, step: Step) -> str:
         environment = self._work.environment
-        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.key)
+        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.machine_key)
 
     def _waiting_in(self, queue: str) -> int:
         if self._published:

@@ -30,7 +30,7 @@ class Chunk(_Message):
     namespace: str  #: identifies the database
     library: str
     step: str
-    environment: str  #: key of the session's environment; empty for steps on any CPU
+    environment: str  #: `machine_key` of the session's environment; empty for steps on any CPU
     toolchain: str
     items: tuple[WorkItem, ...]
 

@@ -57,7 +57,7 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
                 values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
                 values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": lost.value}
                 new = after.state
-                item = work_items(connection, Scope(row.session_id, library, ""), library.step(row.step), [row])[0]
+                item = work_items(connection, Scope(row.session_id, library), library.step(row.step), [row])[0]
                 connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
             else:
                 new = waiting(row.step, step_names(row.steps), library.step(row.step).resource)

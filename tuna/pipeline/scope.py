@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -14,11 +14,12 @@ from tuna.libraries.registry import get_library
 
 @dataclass(frozen=True)
 class Scope:
-    """A session, its library, and the compiler's target."""
+    """A session, its library, the compiler's target, and the conditions of measurement."""
 
     session_id: int
     library: Library
-    target: str
+    target: str = ""
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
 
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library]:

@@ -53,6 +53,6 @@ class ServedQueues:
 def _queue_of(name: str, *, on_device: bool) -> str | Unavailable:
     try:
         library = get_library(name)
-        return queue_name(on_device, library.toolchain(), library.environment().key if on_device else "")
+        return queue_name(on_device, library.toolchain(), library.environment().machine_key if on_device else "")
     except TunaError as error:
         return Unavailable(str(error))

@@ -38,6 +38,7 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
             config=configs[row.config_id].json,
             body=configs[row.config_id].body,
             target=scope.target,
+            conditions=dict(scope.conditions),
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),

@@ -106,8 +106,8 @@ class Collector:
 def _queues(connection: sa.Connection) -> set[str]:
     """The queues of all sessions."""
     environment = models.Environment
-    rows = connection.execute(sa.select(environment.toolchain, environment.key)).all()
-    return {queue_name(on_device, row.toolchain, row.key) for row in rows for on_device in (False, True)}
+    rows = connection.execute(sa.select(environment.toolchain, environment.machine_key)).all()
+    return {queue_name(on_device, row.toolchain, row.machine_key) for row in rows for on_device in (False, True)}
 
 
 class _Handler(BaseHTTPRequestHandler):

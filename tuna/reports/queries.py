@@ -113,6 +113,7 @@ def _simulated(connection: sa.Connection, session_id: int) -> int:
 
 def _described(environment: Environment) -> tuple[tuple[str, str], ...]:
     fields = [(title, str(getattr(environment, name))) for name, title in _ENVIRONMENT.items()]
+    fields += [(f"Condition {name}", value) for name, value in sorted(environment.conditions.items())]
     fields += [(f"Flag {name}", str(value)) for name, value in sorted(environment.flags.items())]
     return tuple((title, value or "not recorded") for title, value in fields)
 

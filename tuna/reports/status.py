@@ -160,7 +160,7 @@ class _Outlook:
         here = [worker for worker in workers if worker.role == _ROLES[resource]]
         if resource is Resource.DEVICE:
             # Empty: a worker for several environments.
-            return sum(worker.environment in ("", self._environment.key) for worker in here)
+            return sum(worker.environment in ("", self._environment.machine_key) for worker in here)
         return sum(self._environment.toolchain in worker.toolchains for worker in here)
 
 

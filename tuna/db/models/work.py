@@ -36,6 +36,8 @@ class Environment(Base):
     device: Mapped[str] = text(255)
     target: Mapped[str] = mapped_column(LongText)
     flags: Mapped[dict[str, Any]]
+    conditions: Mapped[dict[str, Any] | None]  #: None: none, of an environment older than the column
+    machine_key: Mapped[str] = text(16, index=True, server_default="")  #: `key` without the conditions
 
 
 class Session(Base):

@@ -31,7 +31,7 @@ from tuna.libraries.results import KernelOf, ResultEnvironment, ResultRecord, So
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 _ENVIRONMENT = ResultEnvironment(
-    "0123456789abcdef", "sample", "1.0", "gfx90a", 104, "cc 13", "a card", "", {"threads": "1"}
+    "0123456789abcdef", "sample", "1.0", "gfx90a", 104, "cc 13", "a card", "", {"threads": "1"}, {"caches": "cold"}
 )
 
 
