@@ -22,10 +22,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import te, tirx
 
-from tuna.libraries.tvm.kernels import direct, stages
+from tuna.configs.values import Direction
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.arrays import dense_weights
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -65,12 +68,14 @@ class _Phase:
 
 def applies(shape: ConvShape, mode: Mode) -> bool:
     """Whether there is a kernel for the layer in that mode."""
-    return mode is Mode.LAYER or shape.fits_native()
+    return shape.direction is Direction.BACKWARD_DATA and (mode is Mode.LAYER or shape.fits_native())
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
     """W as C/b, K/i, R, S, i, b from `shape.forward_weights`: transposed and turned round."""
-    return direct.pack_weights(shape, weights)
+    dense = dense_weights(shape, weights)
+    split = dense.reshape(shape.out_blocks, shape.block, shape.in_blocks, shape.in_block, *shape.filter)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
 def workload(layer: Layer) -> tvm.IRModule:

@@ -24,6 +24,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from tuna.configs.values import Direction
 from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
@@ -51,7 +52,7 @@ class BackwardWeightsParams:
 
 def applies(shape: ConvShape, mode: Mode) -> bool:
     """Whether there is a kernel for the layer in that mode: in the layer's own layout only."""
-    return mode is Mode.LAYER
+    return shape.direction is Direction.BACKWARD_WEIGHTS and mode is Mode.LAYER
 
 
 def pack_weights(shape: ConvShape, gradient: Any) -> Any:

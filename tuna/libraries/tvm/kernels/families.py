@@ -45,6 +45,7 @@ class Family:
     space: Callable[[Any], list[Any]]  #: the same list for the same layer, the best by estimate first
     cycles: Callable[[Any, Any], float]  #: estimated for a point of the space, comparable between families
     apply: Callable[[Any, Any, Any], None]  #: applies a point of the space to a schedule of the workload
+    direction: Direction = Direction.FORWARD  #: of the layers' shapes that it takes
 
     def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
         """The schedule of point `index`; its trace has the index as the decision of a `sample_categorical`."""
@@ -82,22 +83,20 @@ def _family(name: str, module: Any, **bound: int) -> Family:
     )
 
 
-def _convolution(name: str, module: Any, direction: Direction = Direction.FORWARD, **bound: int) -> Family:
-    """A family of convolutions in one direction."""
-    family = _family(name, module, **bound)
-    return replace(family, applies=lambda shape, mode: shape.direction is direction and family.applies(shape, mode))
-
-
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        _convolution("direct", direct),
-        _convolution("depthwise", depthwise),
-        _convolution("pointwise", pointwise),
-        *(_convolution(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
-        _convolution("backward_data", backward_data, Direction.BACKWARD_DATA),
-        _convolution("backward_weights", backward_weights, Direction.BACKWARD_WEIGHTS),
+        _family("direct", direct),
+        _family("depthwise", depthwise),
+        _family("pointwise", pointwise),
+        *(_family(f"winograd{outputs}", winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
     )
+}
+
+#: Gradients, but for backward data that `shape.turned` makes a forward convolution.
+FAMILIES |= {
+    "backward_data": replace(_family("backward_data", backward_data), direction=Direction.BACKWARD_DATA),
+    "backward_weights": replace(_family("backward_weights", backward_weights), direction=Direction.BACKWARD_WEIGHTS),
 }
 
 #: Matrix products; apart from the others because it takes a `gemm.Product`.
@@ -105,8 +104,8 @@ GEMM = _family("gemm", gemm)
 
 
 def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:
-    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported`."""
-    if not (isinstance(config, ConvConfig) and shape.supported(config)):
+    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported` and `gradient`."""
+    if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
         return None
     cpu = machine.from_target(target)
     return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
@@ -120,7 +119,7 @@ def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list
     """
     found = []
     for family in families:
-        if family.applies(layer.shape, layer.mode):
+        if family.direction is layer.shape.direction and family.applies(layer.shape, layer.mode):
             points = enumerate(family.space(layer))
             found += [(family.cycles(layer, point) * (1 + _LATER * index), index, family) for index, point in points]
     least = min((cycles for cycles, *_ in found), default=0.0)

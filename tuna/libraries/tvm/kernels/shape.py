@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
@@ -116,16 +116,19 @@ class ConvShape:
 
 
 def supported(config: Config) -> bool:
-    """Whether `config` is what a `ConvShape` can describe: a 2D convolution in fp32."""
-    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
-        return False
-    return config.spatial_dim == 2 and min(config.output_shape) >= 1
+    """Whether a forward 2D convolution in fp32 computes `config`: it is one, or backward data that is `turned`."""
+    return _plain(config) and (config.direction is Direction.FORWARD or turned(config))
+
+
+def gradient(config: Config) -> bool:
+    """Whether `config` is a gradient of a 2D convolution in fp32 that is not `turned`: gradients have other families."""
+    return _plain(config) and config.direction is not Direction.FORWARD and not turned(config)
 
 
 def turned(config: ConvConfig) -> bool:
-    """Whether it is backward data that a forward convolution of dy computes, with the filter turned round: `forward_weights`."""
-    plain = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
-    return plain and min(_turned_pad(config)) >= 0
+    """Whether it is backward data with stride 1, the forward convolution of dy with the filter turned round: `forward_weights`."""
+    single = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
+    return single and min(_turned_pad(config)) >= 0
 
 
 def of(config: ConvConfig, block: int) -> ConvShape:
@@ -167,6 +170,12 @@ def forward_weights(config: ConvConfig, weights: Any) -> Any:
     split = weights.reshape(groups, config.out_channels // groups, config.in_channels // groups, *taps)
     turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
     return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
+
+
+def _plain(config: Config) -> TypeGuard[ConvConfig]:
+    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
+        return False
+    return config.spatial_dim == 2 and min(config.output_shape) >= 1
 
 
 def _turned_pad(config: ConvConfig) -> tuple[int, int]:
