@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,17 @@ def from_target(target: Any) -> Machine:
     """
     if target.kind.name != "llvm":
         raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
-    return _from_text(str(target))
+    found = _from_text(str(target))
+    if str(target.attrs.get("mcpu", "")) == _this_cpu():
+        return found
+    return replace(found, l1_bytes=_DEFAULT_L1_BYTES, l2_bytes=_DEFAULT_L2_BYTES)
+
+
+@functools.cache
+def _this_cpu() -> str:
+    from tvm.target import codegen
+
+    return str(codegen.llvm_get_system_cpu())
 
 
 @functools.lru_cache(maxsize=16)
@@ -58,8 +68,7 @@ def _from_text(text: str) -> Machine:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
-    here = str(target.attrs.get("mcpu", "")) == str(codegen.llvm_get_system_cpu())
-    l1_bytes, l2_bytes = caches() if here else (_DEFAULT_L1_BYTES, _DEFAULT_L2_BYTES)
+    l1_bytes, l2_bytes = caches()
     return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)))
 
 
