@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,12 +64,22 @@ class Machine:
 def from_target(target: Any) -> Machine:
     """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
 
-    Widths come from LLVM's feature list of the target. Caches are those of the machine this runs on: a target does not
-    name them, and a tuning session compiles and measures on the same CPU model.
+    Widths come from LLVM's feature list of the target. A target does not name caches: they are those of this machine where it is
+    the target's CPU model, and else small ones that every such CPU has.
     """
     if target.kind.name != "llvm":
         raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
-    return _from_text(str(target))
+    found = _from_text(str(target))
+    if str(target.attrs.get("mcpu", "")) == _this_cpu():
+        return found
+    return replace(found, l1_bytes=_DEFAULT_L1_BYTES, l2_bytes=_DEFAULT_L2_BYTES)
+
+
+@functools.cache
+def _this_cpu() -> str:
+    from tvm.target import codegen
+
+    return str(codegen.llvm_get_system_cpu())
 
 
 @functools.lru_cache(maxsize=16)
