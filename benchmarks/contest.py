@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,17 @@ class Contest:
         self.cores = cores
         library = compiled(HERE / "fma_peak.c", folder)
         library.fma_run.argtypes, library.fma_run.restype = [ctypes.c_long], ctypes.c_float
-        steps = _PEAK_STEPS * (1 if cores == 1 else 10)
+        steps = _PEAK_STEPS * (1 if cores == 1 else 4)
         flops = float(cores * steps * library.fma_step_flops())
         if cores == 1:
             self.peak = Contestant("peak", lambda: library.fma_run(steps), flops)
         else:
-            pool = ThreadPoolExecutor(cores)
-            self.peak = Contestant("peak", lambda: list(pool.map(library.fma_run, [steps] * cores)), flops)
+            # bound to a core each, as TVM's and OpenMP's threads are
+            pools = [
+                ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, {core}))
+                for core in sorted(os.sched_getaffinity(0))
+            ]
+            self.peak = Contestant("peak", lambda: wait([pool.submit(library.fma_run, steps) for pool in pools]), flops)
         self.calibrate(self.peak)
 
     def seconds(self, found: Contestant) -> float:
