@@ -132,16 +132,6 @@ def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(size: int, change
     assert 10 <= best.rows * best.columns * best.blocks <= 12
 
 
-@pytest.mark.parametrize("changes", [{}, POINT, STRIDE], ids=["3x3", "1x1", "3x3/2"])
-@pytest.mark.parametrize("size", [7, 14, 28, 56])
-def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(size: int, changes: dict[str, Any]) -> None:
-    """Ten or twelve sums in two blocks: fewer wait for the multiply-adds before them, one block for its loads."""
-    family = FAMILIES["direct"]
-    best = family.space(layer_for(target_of("avx2"), conv(**RESNET | {"in_h": size, "in_w": size}, **changes)))[0]
-    assert best.blocks == 2
-    assert 10 <= best.rows * best.columns * best.blocks <= 12
-
-
 @pytest.mark.parametrize("mode", Mode)
 def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
     for config in (conv(**RESNET), conv(**RESNET, **POINT), conv(**DEPTHWISE)):

@@ -200,9 +200,8 @@ def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
         for group in range(groups):
             ins = part[:, group * per_in : (group + 1) * per_in].reshape(batch, per_in, -1)
             outs = dy[:, group * per_out : (group + 1) * per_out].reshape(batch, per_out, -1)
-            dw[(slice(group * per_out, (group + 1) * per_out), slice(None), *tap)] = (outs @ ins.swapaxes(1, 2)).sum(
-                axis=0
-            )
+            place: tuple[Any, ...] = (slice(group * per_out, (group + 1) * per_out), slice(None), *tap)
+            dw[place] = (outs @ ins.swapaxes(1, 2)).sum(axis=0)
     return np.ascontiguousarray(np.moveaxis(dw, 1, -1) if config.fil_layout.endswith("C") else dw)
 
 

@@ -22,7 +22,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 #: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that holds several values (NEON), or
-#: nowhere: the broadcast is an instruction of its own (AVX2).
+#: nowhere: the broadcast is a separate instruction (AVX2).
 Broadcast = Literal["memory", "lane", "none"]
 
 
@@ -52,8 +52,9 @@ class Machine:
     def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
         """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the reduction, and of writing it.
 
-        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is an instruction of its
-        own. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read from L2.
+        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is a separate
+        instruction. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read
+        from L2.
         """
         sums, loads = pixels * blocks, pixels + blocks
         loading, latency = (loads / 1.5, 1.2 * _FMA_LATENCY) if self.broadcast == "none" else (loads / 2, _FMA_LATENCY)
