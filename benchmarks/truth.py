@@ -98,7 +98,7 @@ def _verdict(layers: Mapping[str, str], quiet: Session, loaded: Session, folder:
         )
         _say(f"{layer}: said {said}; ratio {ratio:.3f}, pick {pick:.3f} of its top {len(top)}")
     outcome.ratios["geomean"] = math.exp(statistics.fmean(abs(math.log(ratio)) for ratio in ratios))
-    outcome.ratios["worst"] = max(max(ratio, 1 / ratio) for ratio in ratios)
+    outcome.ratios["worst"] = max(ratios)
     outcome.ratios["worst pick"] = min(picks)
     outcome.figures |= {
         "loaded noisy": float(loaded.noisy),
