@@ -33,6 +33,7 @@ def conv(channels: int = 8, filters: int = 16, size: int = 9, taps: int = 3, **m
     return ConvConfig(**{**facts, "in_channels": channels, "out_channels": filters, "pad_w": 1, **more})
 
 
+_BACKWARD = {"direction": Direction.BACKWARD_DATA}
 CONFIGS: Sequence[Config] = [
     conv(),
     conv(layout="NHWC"),
@@ -53,17 +54,10 @@ CONFIGS: Sequence[Config] = [
         for n in (1, 3)
     ),
     GemmConfig(8, 16, 32, data_type=DataType.INT8),
+    conv(**_BACKWARD),
+    conv(3, 5, 13, 5, conv_stride_h=2, conv_stride_w=3, pad_h=2, dilation_w=2, **_BACKWARD),
+    conv(24, 24, group_count=24, layout="NHWC", **_BACKWARD),
 ]
-
-
-_BACKWARD = {"direction": Direction.BACKWARD_DATA}
-if hasattr(reference, "backward_data"):
-    CONFIGS = [
-        *CONFIGS,
-        conv(**_BACKWARD),
-        conv(3, 5, 13, 5, conv_stride_h=2, conv_stride_w=3, pad_h=2, dilation_w=2, **_BACKWARD),
-        conv(24, 24, group_count=24, layout="NHWC", **_BACKWARD),
-    ]
 
 
 @pytest.fixture(scope="module")
