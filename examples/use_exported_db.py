@@ -2,9 +2,9 @@
 """Uses a tuning database that Tuna exported, with TVM alone: `python examples/use_exported_db.py DIR`.
 
 DIR is what `tuna export --form tvm` wrote: TVM's `database_workload.json` and `database_tuning_record.json`, and
-`layers.json`, which says which layer each workload is. For each layer TVM's own JSONDatabase gives the best schedule, TVM
-builds it, the answer is compared with NumPy, and the time is set beside that of the same layer without a schedule.
-Nothing here imports Tuna.
+`layers.json`, which says which layer each workload is and how its kernel wants the weights packed. For each layer TVM's own
+JSONDatabase gives the best schedule, TVM builds it, the answer is compared with NumPy, and the time is set beside that of
+what TVM makes of the layer without a schedule. Nothing here imports Tuna.
 """
 
 import importlib
@@ -64,12 +64,88 @@ def convolve(flags, x, w):
     return np.moveaxis(y, 1, -1) if flags["out_layout"].endswith("C") else y
 
 
+def backward_data(flags, dy, w):
+    """The gradient of a layer's input in double precision, tap by tap."""
+    last = flags["in_layout"].endswith("C")
+    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+    dy, w = dy.astype(np.float64), w.astype(np.float64)
+    if last:
+        dy, w = np.moveaxis(dy, -1, 1), np.moveaxis(w, -1, 1)
+    (ph, sh, dh), (pw, sw, dw) = (
+        [ints[f"{name}_{axis}"] for name in ("pad", "conv_stride", "dilation")] for axis in "hw"
+    )
+    height, width, groups = ints["in_h"], ints["in_w"], ints["group_count"]
+    (batch, _, high, wide), ins = dy.shape, w.shape[1]
+    dx = np.zeros((batch, ins * groups, height + 2 * ph, width + 2 * pw))
+    for g, y, x in itertools.product(range(groups), *map(range, w.shape[2:])):
+        outs = slice(g * (w.shape[0] // groups), (g + 1) * (w.shape[0] // groups))
+        rows = slice(y * dh, y * dh + (high - 1) * sh + 1, sh)
+        columns = slice(x * dw, x * dw + (wide - 1) * sw + 1, sw)
+        dx[:, g * ins : (g + 1) * ins, rows, columns] += np.einsum("nkhw,kc->nchw", dy[:, outs], w[outs, :, y, x])
+    dx = dx[:, :, ph : ph + height, pw : pw + width]
+    return np.moveaxis(dx, 1, -1) if last else dx
+
+
+def backward_weights(flags, x, dy):
+    """The gradient of a layer's weights in double precision, tap by tap."""
+    last = flags["in_layout"].endswith("C")
+    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    if last:
+        x, dy = np.moveaxis(x, -1, 1), np.moveaxis(dy, -1, 1)
+    (ph, sh, dh), (pw, sw, dw) = (
+        [ints[f"{name}_{axis}"] for name in ("pad", "conv_stride", "dilation")] for axis in "hw"
+    )
+    x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)])
+    groups, (high, wide) = ints["group_count"], dy.shape[2:]
+    ins, outs = x.shape[1] // groups, dy.shape[1] // groups
+    found = np.zeros((dy.shape[1], ins, ints["fil_h"], ints["fil_w"]))
+    for g, r, c in itertools.product(range(groups), *map(range, found.shape[2:])):
+        rows = slice(r * dh, r * dh + (high - 1) * sh + 1, sh)
+        part = x[:, g * ins : (g + 1) * ins, rows, c * dw : c * dw + (wide - 1) * sw + 1 : sw]
+        k = slice(g * outs, (g + 1) * outs)
+        found[k, :, r, c] = np.einsum("nkhw,nchw->kc", dy[:, k], part)
+    return np.moveaxis(found, 1, -1) if last else found
+
+
 def multiply(flags, a, b):
     """The matrix product in double precision."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     a = np.swapaxes(a, -1, -2) if flags.get("transA") == "1" else a
     b = np.swapaxes(b, -1, -2) if flags.get("transB") == "1" else b
     return a @ b
+
+
+def pack(array, steps):
+    """An array of the layer as a kernel's argument; `layers.json` has the steps, Tuna's docs/formats.md says what they do."""
+    if steps is None:
+        return array
+    array = array.transpose(steps["order"]) if "order" in steps else array
+    if "turned" in steps:  # backward data is a convolution with the filter turned round
+        groups, (k, c, *taps) = steps["turned"], array.shape
+        array = array.reshape(groups, k // groups, c, *taps).transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+        array = array.reshape(groups * c, k // groups, *taps)
+    filled = np.zeros(steps["filled"], np.float64 if "transform" in steps else array.dtype)
+    groups, merged = steps.get("groups", (1, 1))
+    rows = len(array) // groups
+    for g in range(groups):
+        first = g % merged * array.shape[1]
+        filled[
+            (slice(g * rows, (g + 1) * rows), slice(first, first + array.shape[1]), *map(slice, array.shape[2:]))
+        ] = array[g * rows : (g + 1) * rows]
+    if "transform" in steps:  # Winograd's, in double precision
+        matrix = np.array(steps["transform"])
+        filled = np.einsum("ui,kcij,vj->uvkc", matrix, filled, matrix, optimize=True)
+    return np.ascontiguousarray(filled.reshape(steps["split"]).transpose(steps["permuted"]), np.float32)
+
+
+def unpack(array, steps, shape):
+    """The layer's answer, of that shape, from a kernel's: the steps backwards."""
+    if steps is None:
+        return array
+    order = steps.get("order", range(len(shape)))
+    filled = array.transpose(np.argsort(steps["permuted"])).reshape(steps["filled"])
+    return filled[tuple(slice(shape[axis]) for axis in order)].transpose(np.argsort(order))
 
 
 def random(shape, kind):
@@ -84,13 +160,75 @@ def random(shape, kind):
     return generator.uniform(-1, 1, size=shape).astype(kind)
 
 
+def extents(command, flags):
+    """Extents of a layer's two inputs and its answer, as the layer lays them out."""
+    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+    if "gemm" in command:
+        m, n, k = ints["a_h"], ints["b_w"], ints["a_w"]
+        batch = (ints["batch_count"],) if ints["batch_count"] > 1 else ()
+        a, b = ((k, m) if ints["transA"] else (m, k)), ((n, k) if ints["transB"] else (k, n))
+        return [(*batch, *a), (*batch, *b), (*batch, m, n)]
+    sizes = [
+        (ints[f"in_{axis}"] + 2 * ints[f"pad_{axis}"] - ints[f"dilation_{axis}"] * (ints[f"fil_{axis}"] - 1) - 1)
+        // ints[f"conv_stride_{axis}"]
+        + 1
+        for axis in "hw"
+    ]
+    per_group = ints["in_channels"] // ints["group_count"]
+    x = (ints["batchsize"], ints["in_channels"], ints["in_h"], ints["in_w"])
+    w = (ints["out_channels"], per_group, ints["fil_h"], ints["fil_w"])
+    y = (ints["batchsize"], ints["out_channels"], *sizes)
+    if flags["in_layout"].endswith("C"):
+        x, w, y = ((n, h, v, c) for n, c, h, v in (x, w, y))
+    return {"1": [x, w, y], "2": [y, w, x], "4": [x, y, w]}[flags["forw"]]
+
+
+def timed(function, arguments):
+    """Median of five times in ms."""
+    return float(np.median(function(*arguments).results)) * 1e3
+
+
 def run(module, target, inputs, output):
     """Build the module, run it, and return its answer and its time in ms."""
     built = tvm.tirx.build(module, target=target)
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
     built["main"](*arguments)
     timer = built.time_evaluator("main", tvm.cpu(), number=1, repeat=5, min_repeat_ms=10)
-    return arguments[-1].numpy(), float(np.median(timer(*arguments).results)) * 1e3
+    return arguments[-1].numpy(), timed(timer, arguments)
+
+
+def default_ms(command, flags, target, inputs):
+    """Time in ms of the layer as TVM compiles it for who has no database; None for a gradient, which is no operator."""
+    from tvm import relax
+
+    if flags.get("forw", "1") != "1":
+        return None
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(f"x{i}", relax.TensorType(array.shape, str(array.dtype))) for i, array in enumerate(inputs))
+    with builder.function("main", [x, w]):
+        if "gemm" in command:
+            a, b = (
+                relax.op.permute_dims(v, [*range(inputs[0].ndim - 2), -1, -2]) if flags[name] == "1" else v
+                for v, name in ((x, "transA"), (w, "transB"))
+            )
+            answer = relax.op.matmul(a, b)
+        else:
+            pairs = ([int(flags[f"{name}_{axis}"]) for axis in "hw"] for name in ("conv_stride", "pad", "dilation"))
+            strides, pads, dilation = pairs
+            layout = flags["in_layout"]
+            kernel = layout.replace("N", "O").replace("C", "I")
+            answer = relax.op.nn.conv2d(
+                x, w, strides, pads * 2, dilation, int(flags["group_count"]), layout, kernel_layout=kernel
+            )
+        builder.emit_func_output(builder.emit(answer))
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), target=target), tvm.cpu())
+    timer = machine.time_evaluator("main", tvm.cpu(), number=1, repeat=5, min_repeat_ms=10)
+    return timed(timer, [tvm.runtime.tensor(array) for array in inputs])
+
+
+def number(value, digits=3):
+    """A figure for the table."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def main(directory):
@@ -117,15 +255,23 @@ def main(directory):
         if schedule is None:
             raise SystemExit(f"the database has no schedule for {layer['driver']}")
         tuned = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(schedule.mod)
-        *given, answer = [(tuple(shape), kind) for _, kind, shape in record[3]]
-        inputs = [random(shape, kind) for shape, kind in given]
-        kind = np.dtype(answer[1]) if answer[1] != "bfloat16" else inputs[0].dtype
-        blank = np.full(answer[0], np.iinfo(kind).min if kind.kind == "i" else np.nan, dtype=kind)
-        expected = (multiply if "gemm" in command else convolve)(flags, *inputs)
-        _, untuned_ms = run(module, target, inputs, blank)
-        found, tuned_ms = run(tuned, target, inputs, blank)
+        *_, (_, kind, extent) = record[3]
+        packing = layer.get("packing") or [None] * len(record[3])
+        own = extents(command, flags) if "packing" in layer else [tuple(shape) for *_, shape in record[3]]
+        inputs = [random(shape, given) for shape, (_, given, _) in zip(own[:-1], record[3], strict=False)]
+        packed = [pack(array, steps) for array, steps in zip(inputs, packing, strict=False)]
+        kind = np.dtype(kind) if kind != "bfloat16" else inputs[0].dtype
+        blank = np.full(extent, np.iinfo(kind).min if kind.kind == "i" else np.nan, dtype=kind)
+        found, tuned_ms = run(tuned, target, packed, blank)
+        found = unpack(found, packing[-1], own[-1])
+        if "packing" in layer:
+            untuned_ms = default_ms(command, flags, target, inputs)
+        else:
+            _, untuned_ms = run(module, target, inputs, blank)
+        directions = {"1": convolve, "2": backward_data, "4": backward_weights}
+        expected = (multiply if "gemm" in command else directions[flags["forw"]])(flags, *inputs)
         error = float(np.max(np.abs(found.astype(np.float64) - expected)) / np.max(np.abs(expected)))
-        data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[given[0][1]]
+        data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[record[3][0][1]]
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written
         wrong += not right
         sizes = "x".join(flags.get(n, "?") for n in ("batchsize", "in_channels", "in_h", "in_w"))
@@ -134,8 +280,8 @@ def main(directory):
         )
         name = f"{shape} s{flags.get('conv_stride_h', '?')}" if "gemm" not in command else layer["driver"][18:76]
         print(
-            f"{name:<58} {layer['solver']:<20} {untuned_ms:>10.3f} {tuned_ms:>9.3f} {untuned_ms / tuned_ms:>6.1f}x "
-            f"{error:>8.1e}{'' if right else '  WRONG'}"
+            f"{name:<58} {layer['solver']:<20} {number(untuned_ms):>10} {tuned_ms:>9.3f} "
+            f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}{'' if right else '  WRONG'}"
         )
     return 1 if wrong else 0
 

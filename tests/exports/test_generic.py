@@ -21,6 +21,7 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.importer import import_db
 from tuna.exports.json_lines import JsonExporter
 from tuna.exports.record_query import spread_of
+from tuna.libraries.base import BASELINE
 from tuna.libraries.miopen.formats.find_db import time_text
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
 
@@ -34,7 +35,7 @@ times = st.floats(1e-30, 1e30)
 counts = st.integers(0, 2**62)
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(timezone.utc))
 environments = st.builds(
-    ResultEnvironment, *[texts] * 4, st.integers(0, 999), *[texts] * 3, st.dictionaries(texts, texts, max_size=3)
+    ResultEnvironment, *[texts] * 4, st.integers(0, 999), *[texts] * 3, *[st.dictionaries(texts, texts, max_size=3)] * 2
 )
 spreads = st.builds(Spread, times, times, st.floats(0, 1e30), st.integers(1, 99))
 records = st.builds(
@@ -42,8 +43,10 @@ records = st.builds(
     *[texts] * 8,
     st.none() | times,
     st.none() | spreads,
+    st.none() | st.floats(0, 1),
     counts,
-    st.booleans(),
+    *[st.booleans()] * 2,
+    st.sampled_from(("", "wall", "cpu", "own")),
     environments,
     counts,
     *[st.none() | counts] * 2,
@@ -103,6 +106,30 @@ def test_a_session_is_exported_whole(
     assert row.environment.arch == "znver5"
     assert row.environment.flags == {"threads": "1"}
     assert len(rows) == report.entries == 13
+
+
+def test_a_baseline_is_a_result_only_where_it_is_the_only_one(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session, tuned = build.session(), build.solver("TvmConvTile")
+    untuned = build.solver("TvmUntuned", algorithm=BASELINE)
+    for driver, times in ((DRIVERS[1], (0.5, 3.0)), (DRIVERS[2], (0.5, None))):  # even where it seems the faster
+        build.winner(session, build.config(driver), untuned, times[0])
+        if times[1]:
+            build.winner(session, build.config(driver), tuned, times[1])
+    rows = list(JsonExporter().read(export(build.connection, session, "json", tmp_path).path))
+    assert {(row.config, row.solver) for row in rows} == {
+        (parse_line(DRIVERS[1])[0].driver(), "TvmConvTile"),
+        (parse_line(DRIVERS[2])[0].driver(), "TvmUntuned"),
+    }
+
+
+def test_the_winners_error_goes_with_it(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session, config, solver = build.session(), build.config(DRIVERS[1]), build.solver("TvmConvTile")
+    job = build.job(session, config, solver)
+    build.trial(job, 0, 2.0, max_error=3e-7)
+    build.winner(session, config, solver, 2.0, job)
+    for exporter in BOTH:
+        (row,) = exporter.read(export(build.connection, session, exporter.form, tmp_path).path)
+        assert row.max_error == 3e-7
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])

@@ -13,6 +13,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
+from tuna.libraries.base import BASELINE
 from tuna.vocabulary import State
 
 
@@ -46,6 +47,19 @@ def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene
     assert (gemm.time_ms, gemm.workload, scene.kernels(gemm.id)) == (0.5, None, [])
     (golden,) = scene.rows(sa.select(models.Golden.__table__))
     assert (golden.version, golden.state, golden.base_version, golden.promoted_at) == (1, "draft", None, None)
+
+
+def test_a_baseline_is_released_only_where_it_is_the_only_one(scene: Scene) -> None:
+    session = scene.session({(A, ASM): 3.0, (A, "Untuned"): 1.0, (B, "Untuned"): 2.0})
+    with scene.builder() as build:
+        build.connection.execute(
+            sa.update(models.Solver).where(models.Solver.name == "Untuned").values(algorithm=BASELINE)
+        )
+    assert scene.build(1, session).entries == 2
+    assert {(entry.config_id, entry.solver) for entry in scene.entries(1)} == {
+        (scene.config_id(A), ASM),
+        (scene.config_id(B), "Untuned"),
+    }
 
 
 def test_base_and_session_take_the_sessions_numbers_faster_or_slower(scene: Scene) -> None:
@@ -249,6 +263,20 @@ def test_results_from_nowhere_are_refused_and_imported_ones_only_on_demand(scene
     scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))  # as an imported perf db
     with pytest.raises(NotReleasable, match="1 have no positive time"):
         scene.build(2, session, base=1, allow_imported=True)
+
+
+def test_noisy_results_are_released_only_on_demand_and_stay_marked(scene: Scene) -> None:
+    session = scene.session({(A, ASM): 1.0, (B, ASM): 2.0})
+    row = models.FindDb.config_id == scene.config_id(A)
+    scene.execute(sa.update(models.FindDb).where(row).values(noisy=True, clock="cpu"))
+    with pytest.raises(NotReleasable, match="1 were measured on a device that was not quiet") as refusal:
+        scene.build(1, session)
+    assert "--allow_noisy" in refusal.value.hint
+    assert scene.everything() == [[], [], []]
+    scene.build(1, session, allow_noisy=True)
+    scene.build(2, None, base=1)
+    for version in (1, 2):
+        assert [(entry.noisy, entry.clock) for entry in scene.entries(version)] == [(True, "cpu"), (False, "")]
 
 
 def test_the_latest_good_attempt_at_the_device_step_counts(scene: Scene) -> None:

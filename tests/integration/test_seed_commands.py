@@ -111,8 +111,9 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
     for name in ("go_fish.py", "load_job.py", "export_db.py", "update_golden.py", "tuna", "example"):
         (checkout / name).symlink_to(ROOT / name)
     (tmp_path / "utils" / "recurrent_cfgs").mkdir(parents=True)
-    layers = [line for line in (ROOT / "tuna/data/resnet50_quick.txt").read_text().splitlines() if " conv" in line]
-    (tmp_path / "utils/recurrent_cfgs/resnet50.txt").write_text("\n".join(layers[:3]))
+    lines = (ROOT / "tuna/data/resnet50_b1.txt").read_text().splitlines()
+    layers = list(dict.fromkeys(line for line in lines if " conv" in line))
+    (tmp_path / "utils/recurrent_cfgs/resnet50.txt").write_text("\n".join(layers[1:4]))
     rocm = install(tmp_path / "rocm", arch="gfx908", num_cu=120, marked=False)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))}
     paths = [str(Path(sys.executable).parent), str(tmp_path / "rocm" / "bin"), env["PATH"]]

@@ -33,6 +33,7 @@ class ToyLibrary(CandidateLibrary):
     options = ToyOptions
     builder = "toy_kernel:Toy"
     loader = "toy_kernel:Toy"
+    forkable = True
 
     def environment(self) -> Environment:
         return Environment(self.name, "1", "any", 1, "toy-1", device="a toy")
@@ -131,7 +132,7 @@ def test_the_problem_is_described_where_the_builder_does(toys: Toys) -> None:
 def test_the_closest_are_measured_again_and_all_repeats_are_kept(toys: Toys) -> None:
     slow, first, second = toys.measure("slow", "good", "good").trials
     assert len(slow.times_ms) >= 3
-    assert all(len(trial.times_ms) >= 5 for trial in (first, second))
+    assert max(len(trial.times_ms) for trial in (first, second)) >= 3 * 3  # in three processes, three times at least
     assert (slow.time_ms or 0) > 5 > (first.time_ms or 9)
 
 

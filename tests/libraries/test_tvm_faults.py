@@ -110,7 +110,8 @@ def test_an_artifact_may_be_evaluated_again_in_the_same_worker(new_bench: Callab
 def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(bench: Bench) -> None:
     candidates = good_candidates(bench)
     result = bench.evaluate(conv(), NCHW, [candidates[0], candidates[0]])
-    assert all(len(trial.times_ms) >= 5 for trial in result.trials)
+    best = min(result.trials, key=lambda trial: trial.time_ms or 0)
+    assert len(best.times_ms) >= 3 * 3  # in three processes, three times at least
     for trial in result.trials:
         assert trial.time_ms is not None
         assert min(trial.times_ms) <= trial.time_ms <= max(trial.times_ms)

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
 
 from tuna.artifacts import Artifacts
-from tuna.db import jobs, sessions, solvers
+from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job, StepResult
+from tuna.db.models import Device, FindDb, Job, StepResult
+from tuna.libraries.items import DeviceReport, Trial
 from tuna.libraries.items import StepResult as Result
-from tuna.libraries.items import Trial
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
 from tuna.pipeline.claim import ClaimedChunk
@@ -179,6 +179,31 @@ def test_an_impossible_time_is_a_failed_trial_and_never_a_result(
     with reading(engine) as connection:
         assert connection.execute(sa.select(FindDb.id)).all() == []
         assert set(connection.execute(sa.select(StepResult.cause)).scalars()) == {"run_error"}
+
+
+def test_how_well_a_time_is_known_is_stored_and_counted(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1, steps="measure")
+    known = {"time_ms": 1.5, "times_ms": (1.5,), "low_ms": 1.4, "high_ms": 1.7, "clock": "cpu"}
+    trial = Trial(index=0, params="p", **known)
+    drain.write(_entries(_claim(engine, session_id, "measure"), trials=(trial,), noisy=True, drift=0.07))
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(models.Trial.low_ms, models.Trial.high_ms, models.Trial.clock)).all()
+        assert set(rows) == {(1.4, 1.7, "cpu")}
+        assert set(connection.execute(sa.select(FindDb.noisy, FindDb.clock)).all()) == {(True, "cpu")}
+        assert set(connection.execute(sa.select(StepResult.drift)).scalars()) == {0.07}
+    (seen,) = overview.read(engine)
+    assert seen.noisy == 10
+
+
+def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(engine: sa.Engine, drain: Drain) -> None:
+    make_jobs(engine, 1, steps="measure")
+    found = []
+    for peak, source in ((80.0, ""), (70.0, "fma"), (103.5, "fma"), (99.0, "fma"), (None, "")):
+        device = DeviceReport(name="d", peak_gflops=peak, peak_source=source)
+        drain.write(_entries(_claim(engine, 1, "measure", limit=1), device=device))
+        with reading(engine) as connection:
+            found.append(tuple(connection.execute(sa.select(Device.peak_gflops, Device.peak_source)).one()))
+    assert found == [(80.0, ""), (70.0, "fma"), (103.5, "fma"), (103.5, "fma"), (103.5, "fma")]
 
 
 def test_a_lost_artifact_sends_the_job_back_to_its_first_step(engine: sa.Engine, drain: Drain) -> None:

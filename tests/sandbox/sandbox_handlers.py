@@ -63,6 +63,22 @@ def large(megabytes: int) -> dict[str, Any]:
     return {"text": "y" * (megabytes << 20)}
 
 
+def burn(seconds: float, helpers: int = 0) -> dict[str, Any]:
+    """Use CPU time in this process, or in as many helpers as are asked for, one after the other."""
+    program = f"import time\nwhile time.process_time() < {seconds}: pass"
+    for _ in range(helpers):
+        subprocess.run([sys.executable, "-c", program], check=True)
+    while not helpers and time.process_time() < seconds:
+        pass
+    return {"done": True}
+
+
+def wait(seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    return {"done": True}
+
+
 HANDLERS = {
-    function.__name__: function for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large)
+    function.__name__: function
+    for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large, burn, wait)
 }

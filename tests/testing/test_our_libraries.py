@@ -12,10 +12,12 @@ import pytest
 from shared_data import need
 
 from tuna.configs import Config, GemmConfig, parse_line
+from tuna.errors import LibraryMissing
 from tuna.libraries.base import Library
 from tuna.libraries.example import ExampleLibrary
 from tuna.libraries.miopen import MiopenLibrary
 from tuna.libraries.miopen.environment import visible_gpu
+from tuna.libraries.onednn import OneDnnLibrary
 from tuna.libraries.tvm import TvmLibrary
 from tuna.settings import get_settings
 from tuna.testing.contracts.library import LibraryContract
@@ -101,3 +103,22 @@ class TestTvm(_Ours):
     @classmethod
     def configs(cls) -> Sequence[Config]:
         return [GemmConfig(17, 33, 20), layer(), layer(direction=2)]
+
+
+class TestOneDnn(_Ours):
+    max_jobs = 2
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def library(cls) -> Library:
+        library = OneDnnLibrary()
+        try:
+            library.environment()
+        except LibraryMissing as error:
+            need(False, f"oneDNN ({error.hint})")
+        return library
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def configs(cls) -> Sequence[Config]:
+        return [GemmConfig(17, 33, 20), layer(), parse_line("MIOpenDriver bnorm -n 1 -c 8 -H 8 -W 8 -F 1")[0]]

@@ -49,6 +49,7 @@ from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve
 from tuna.api.sessions import (
     StartedSession,
     check_device,
+    compare_sessions,
     init_session,
     list_conditions,
     list_job_options,
@@ -95,6 +96,7 @@ __all__ = [
     "check_databases",
     "check_device",
     "compare_databases",
+    "compare_sessions",
     "create_token",
     "doctor",
     "enqueue",

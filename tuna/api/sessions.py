@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tuna.db.solvers import Applicability, StoredSolver
     from tuna.libraries.base import Environment
     from tuna.libraries.conditions import Condition
+    from tuna.reports.comparison import Comparison
     from tuna.reports.report_data import ReportFigures
     from tuna.reports.status import Watcher
 
@@ -154,21 +155,34 @@ def watcher(session_id: int | None = None) -> Watcher:
     return Watcher(open_database(), get_settings(), session_id)
 
 
-def report(session_id: int) -> ReportFigures:
-    """All figures of a session's report; raises NotFound."""
+def report(session_id: int, against: int | None = None) -> ReportFigures:
+    """All figures of a session's report, beside the times of session `against`; raises NotFound, BadInput."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.reports.queries import read_figures
 
     with reading(open_database()) as connection:
-        return read_figures(connection, session_id)
+        return read_figures(connection, session_id, against)
 
 
-def write_report(session_id: int, path: Path) -> Path:
-    """Write the session's report as one HTML file and return its path; raises NotFound, BadInput, StorageFull."""
+def compare_sessions(session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+    """Layer by layer the results of two sessions or more, each against the first; with `tag` only its layers.
+
+    Raises BadInput for fewer than two sessions, NotFound for an unknown one, or where they have no layer in common.
+    """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.reports.html import write_report as write
+    from tuna.reports.comparison import compare
 
     with reading(open_database()) as connection:
-        return write(connection, session_id, path)
+        return compare(connection, session_ids, tag)
+
+
+def write_report(figures: ReportFigures | int, path: Path, against: int | None = None) -> Path:
+    """Write figures, or those of a session (beside the times of session `against`), as one HTML file; returns its path.
+
+    Raises NotFound, BadInput, StorageFull.
+    """
+    from tuna.reports.html import write
+
+    return write(report(figures, against) if isinstance(figures, int) else figures, path)

@@ -54,6 +54,7 @@ def golden() -> None:
 @click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
 @click.option("--kind", type=_KINDS, help="Only the session's results for layers of this kind.")
 @click.option("--allow-imported", is_flag=True, help="Accept results that were imported and not measured.")
+@click.option("--allow-noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
 @_library
 def build(version: int, session_id: int | None, base: int | None, library: str | None, **wishes: Any) -> None:
     """Build a version from a base version, a session, or both; where both have a result the session's counts."""
@@ -211,6 +212,7 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
 @click.option("-o", "--overwrite", is_flag=True, help="Write into a version that exists, if it is still a draft.")
 @click.option("-C", "--config_type", type=_KINDS, help="Only the session's results for layers of this kind.")
 @click.option("--allow_imported", is_flag=True, help="Accept results that were imported and not measured.")
+@click.option("--allow_noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
 @common.debug
 @click.pass_context
 def update_golden_command(
@@ -221,6 +223,7 @@ def update_golden_command(
     overwrite: bool,
     config_type: str | None,
     allow_imported: bool,
+    allow_noisy: bool,
 ) -> int:
     """Build a golden version from a session, an earlier version, or both."""
     from tuna.golden import build
@@ -232,6 +235,7 @@ def update_golden_command(
         base_version=base_golden_v,
         overwrite=overwrite,
         allow_imported=allow_imported,
+        allow_noisy=allow_noisy,
         kind=config_type,
         library=ctx.obj if isinstance(ctx.obj, str) else None,
     )

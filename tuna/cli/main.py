@@ -34,7 +34,8 @@ COMMANDS = {
     "retry": ("tuna.cli.jobs", "retry", "Send errored jobs back to the step that failed."),
     "cancel": ("tuna.cli.jobs", "cancel", "End jobs that are not finished."),
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
-    "report": ("tuna.cli.status", "report", "Write a session's report as one HTML file."),
+    "report": ("tuna.cli.status", "report", "Print a session's winners, and write a report as one HTML file."),
+    "compare": ("tuna.cli.compare", "compare", "Compare the results of sessions, layer by layer."),
     "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": (
         "tuna.cli.databases",

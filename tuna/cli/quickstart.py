@@ -1,8 +1,9 @@
-"""`tuna quickstart`: a few real layers, tuned with TVM on this machine, end to end."""
+"""`tuna quickstart`: every convolution of ResNet-50, tuned with TVM on this machine, end to end."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -10,12 +11,19 @@ import click
 
 from tuna import api
 from tuna.cli import show
-from tuna.cli.console import print_table
-from tuna.cli.work import work_through
+from tuna.cli.winners import print_winners
+from tuna.cli.work import warn_if_busy, work_through
+from tuna.errors import LibraryMissing
 
-TAG = "resnet50-quick"
-#: Per layer and solver; the layers of the list have four solvers or more, so at least 24 a layer.
-CANDIDATES = 6
+TAG = "resnet50"
+NETWORK = api.Network("ResNet-50", "1.5", "torchvision", "any")
+REASON = "quickstart"
+#: Per layer and solver.
+CANDIDATES = 8
+#: As the layers run inside a network: one kernel hands its blocks of channels to the next.
+CONDITIONS = {"layouts": "native"}
+#: Measured beside ours where it is installed.
+VENDOR = "onednn"
 FORMS = ("find", "perf", "kernel", "tvm")
 
 
@@ -25,49 +33,49 @@ FORMS = ("find", "perf", "kernel", "tvm")
     "--candidates", type=click.IntRange(min=1), default=CANDIDATES, show_default=True, help="Per layer and solver."
 )
 def quickstart(output: Path, candidates: int) -> int:
-    """Tune the layers of a small ResNet-50 list on this machine, and write databases and a report.
+    """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
 
-    A second start resumes; nothing is measured twice.
+    Where oneDNN is installed (`pip install 'tuna[onednn]'`) its times stand beside. A second start resumes; nothing is measured
+    twice.
     """
     output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
-    session = api.init_session("tvm", "quickstart")
-    session_id = session.id
-    show.started(session)
-    with as_file(files("tuna.data") / "resnet50_quick.txt") as path:
-        show.imported(lambda: api.import_configs(path, TAG), TAG)
-    click.echo(f"tvm has {api.update_solvers('tvm')} solvers")
-    show.applicability(api.update_applicability(session_id, TAG))
-    show.loaded(api.load_jobs(session_id, tag=TAG, reason="quickstart", options={"candidates": candidates}))
+    warn_if_busy()
+    session_id = _prepared("tvm", {"candidates": candidates})
     errored = work_through(session_id, workers=True)
-    complete = _print_winners(session_id)
+    vendor = _vendor()
+    figures = api.report(session_id, vendor)
+    print_winners(figures)
     click.echo("\nDatabases:")
     for form in FORMS:
         show.exported(api.export(session_id, form, output))
     click.echo("\nReport:")
-    click.echo(str(api.write_report(session_id, output / "report.html")))
+    click.echo(str(api.write_report(figures, output / "report.html")))
     if errored:
         click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
     click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
-    return 0 if complete else 1
+    return 0 if figures.with_winner == len(figures.layers) else 1
 
 
-def _print_winners(session_id: int) -> bool:
-    """Print the best solver of each layer; says whether every layer has one."""
-    layers = api.report(session_id).layers
-    rows = []
-    for layer in layers:
-        best = layer.best
-        figures = (_number(best.time_ms), _number(best.gflops, 1)) if best else ("-", "-")
-        name = best.solver if best else layer.no_winner
-        rows.append((layer.label, name, *figures, _share(layer.peak_share), layer.trials, layer.failed))
-    columns = ("layer", "best solver", "ms", "GFLOP/s", "of peak", "trials", "failed")
-    print_table("", columns, rows, right=(2, 3, 4, 5, 6))
-    return all(layer.best for layer in layers)
+def _prepared(library: str, options: Mapping[str, int]) -> int:
+    """The session with its layers and jobs."""
+    session = api.init_session(library, REASON, conditions=CONDITIONS)
+    show.started(session)
+    api.add_network("model", NETWORK.model, NETWORK.md_version)
+    api.add_network("framework", NETWORK.framework, NETWORK.fw_version)
+    with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
+        show.imported(lambda: api.import_configs(path, TAG, network=NETWORK), TAG)
+    click.echo(f"{library} has {api.update_solvers(library)} solvers")
+    show.applicability(api.update_applicability(session.id, TAG))
+    show.loaded(api.load_jobs(session.id, tag=TAG, reason=REASON, options=options))
+    return session.id
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+def _vendor() -> int | None:
+    """The session with the vendor's times, measured now; None where its library is not installed."""
+    try:
+        session_id = _prepared(VENDOR, {})
+    except LibraryMissing as error:
+        click.echo(f"Without the vendor's times beside: {error} {error.hint}")
+        return None
+    work_through(session_id, workers=True)
+    return session_id

@@ -28,6 +28,8 @@ def exported(report: ExportReport) -> None:
         click.echo(f"not exported: {count} ({reason})", err=True)
     if report.simulated:
         click.echo(f"simulated: {report.simulated} results were timed by a stand-in, not by a device", err=True)
+    if report.noisy:
+        click.echo(f"noisy: {report.noisy} results were measured on a device that was not quiet", err=True)
     click.echo(f"{report.entries} entries of {report.configs} layers")
     click.echo(str(report.path))
 
@@ -166,6 +168,11 @@ def _verdict(finding: Finding) -> str:
     return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
 
 
+def _marked(session: Overview) -> str:
+    marks = (["simulated"] if session.simulated else []) + ([f"{session.noisy} noisy"] if session.noisy else [])
+    return f"{session.library} ({', '.join(marks)})" if marks else session.library
+
+
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
     if not found:
@@ -174,7 +181,7 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     rows = [
         (
             session.session_id,
-            f"{session.library} (simulated)" if session.simulated else session.library,
+            _marked(session),
             session.arch,
             session.reason,
             sum(session.jobs.values()),

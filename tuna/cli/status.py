@@ -11,6 +11,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json
+from tuna.cli.winners import print_winners
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "jobs": session.jobs,
         "in_flight": session.in_flight,
         "simulated": session.simulated,
+        "noisy": session.noisy,
         "failures": [asdict(failure) for failure in session.failures],
     }
 
@@ -62,12 +64,18 @@ def _document(session: Overview) -> dict[str, Any]:
 @click.command()
 @options.session_id
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: session-N.html.")
+@click.option(
+    "--against", type=options.ID, help="Compare with the times of this session, such as the vendor's library."
+)
 @options.as_json
-def report(session_id: int, output: Path | None, as_json: bool) -> None:
-    """Write a session's report as one HTML file that needs nothing else, or print its figures as JSON."""
-    if not as_json:
-        click.echo(str(api.write_report(session_id, output or Path(f"session-{session_id}.html"))))
-    elif output is None:
-        print_json(api.report(session_id).as_json())
-    else:
+def report(session_id: int, output: Path | None, against: int | None, as_json: bool) -> None:
+    """Print the winners of a session, and write a report as one HTML file; or print all figures as JSON."""
+    if as_json and output is not None:
         raise BadInput("With --json the figures are printed: leave -o out.")
+    figures = api.report(session_id, against)
+    if as_json:
+        print_json(figures.as_json())
+        return
+    path = api.write_report(figures, output or Path(f"session-{session_id}.html"))
+    print_winners(figures)
+    click.echo(str(path))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 )
 def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
     """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
+    warn_if_busy()
     return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
 
 
@@ -32,6 +33,14 @@ def run(session_id: int, steps: str | None, compile_processes: int | None) -> in
 def enqueue(session_id: int, steps: str | None) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
     return 1 if work_through(session_id, options.split(steps)) else 0
+
+
+def warn_if_busy() -> None:
+    """Tell on stderr that other programs use this machine, and what to do."""
+    from tuna.sandbox.load import load
+
+    if advice := load().advice:
+        click.echo(advice, err=True)
 
 
 def work_through(

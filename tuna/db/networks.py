@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -100,6 +101,22 @@ def models(connection: sa.Connection) -> list[tuple[Named, int]]:
         .order_by(Model.name, Model.version)
     )
     return [(Named(name, version), count) for name, version, count in connection.execute(statement)]
+
+
+def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
+    """How often each config occurs in each model (`NAME VERSION`).
+
+    A model that was imported for several frameworks or numbers of GPUs counts once, with the largest weight.
+    """
+    query = (
+        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.max(ModelConfig.weight))
+        .join(Model, Model.id == ModelConfig.model_id)
+        .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
+    )
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for config_id, name, version, weight in connection.execute(query):
+        found[config_id][str(Named(name, version))] = int(weight)
+    return found
 
 
 def frameworks(connection: sa.Connection) -> list[Named]:

@@ -20,7 +20,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
 
 _job = _table("job", "id", "session_id", "step", "state")
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
-_find_db = _table("find_db", "session_id", "simulated")
+_find_db = _table("find_db", "session_id", "simulated", "noisy")
 _session = _table("session", "id", "reason", "environment_id")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
@@ -47,6 +47,7 @@ class Overview:
     jobs: Mapping[str, int]  #: number of jobs by state
     failures: tuple[Failure, ...]  #: most attempts first
     simulated: bool = False  #: a stand-in timed some of its results
+    noisy: int = 0  #: results that were measured on a device that was not quiet
 
     @property
     def in_flight(self) -> int:
@@ -93,6 +94,12 @@ _SESSIONS = (
 
 #: Served by ix_find_db_simulated_session_id: only marked rows are read.
 SIMULATED = sa.select(_find_db.c.session_id).where(_find_db.c.simulated == sa.true()).distinct()
+#: Served by ix_find_db_noisy_session_id.
+NOISY = (
+    sa.select(_find_db.c.session_id, sa.func.count())
+    .where(_find_db.c.noisy == sa.true())
+    .group_by(_find_db.c.session_id)
+)
 
 
 def counts_statement(dialect: str) -> sa.Executable:
@@ -110,6 +117,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
         sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
         rows = connection.execute(sessions).all()
         simulated = set(connection.execute(SIMULATED).scalars())
+        noisy = {row[0]: row[1] for row in connection.execute(NOISY)}
         failures = pending.result()
     return [
         Overview(
@@ -121,6 +129,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             jobs=dict(sorted(counts[row.id].items())),
             failures=tuple(failures.get(row.id, ())),
             simulated=row.id in simulated,
+            noisy=noisy.get(row.id, 0),
         )
         for row in rows
     ]

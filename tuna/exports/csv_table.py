@@ -68,6 +68,7 @@ def _bool(cell: str) -> bool:
 
 
 _TEXT = (_text, _plain)
+_TRUTH = ((lambda value: str(value).lower()), _bool)
 _MAPPING = ((lambda value: _text(json.dumps(value))), _mapping)
 _OPTIONAL = (_optional, _or_none(_plain))
 _INT = (_number, _int)
@@ -88,8 +89,11 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[Any], str], Callable[
     "median_ms": (("spread", "median_ms"), _OPTIONAL_FLOAT),
     "iqr_ms": (("spread", "iqr_ms"), _OPTIONAL_FLOAT),
     "repeats": (("spread", "repeats"), _OPTIONAL_INT),
+    "max_error": (("max_error",), _OPTIONAL_FLOAT),
     "workspace_bytes": (("workspace_bytes",), _INT),
-    "simulated": (("simulated",), (lambda value: str(value).lower(), _bool)),
+    "simulated": (("simulated",), _TRUTH),
+    "noisy": (("noisy",), _TRUTH),
+    "clock": (("clock",), _TEXT),
     "environment_key": (("environment", "key"), _TEXT),
     "library": (("environment", "library"), _TEXT),
     "library_version": (("environment", "library_version"), _TEXT),

@@ -68,6 +68,8 @@ class GenericExporter(Exporter[GenericOptions]):
                 record.time_ms,
                 record.workspace_bytes,
                 record.simulated,
+                record.noisy,
+                record.clock,
             )
 
 

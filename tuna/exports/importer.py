@@ -306,6 +306,8 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
             "workspace_bytes": record.workspace_bytes,
             "params": record.params,
             "algorithm": "" if record.algorithm == record.family else record.algorithm,
+            "noisy": record.noisy,
+            "clock": record.clock,
         }
         if batch.put(ids[record.config], solver_id, values):
             batch.counts["rows"] += 1

@@ -80,8 +80,11 @@ class _Line(_Part):
     params: str
     time_ms: _Time | None
     spread: _Spread | None
+    max_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     workspace_bytes: _Count
     simulated: bool
+    noisy: bool
+    clock: Annotated[str, Field(max_length=8)]
     environment: _Environment
     provenance: _Provenance
 
@@ -132,8 +135,11 @@ def to_json(record: ResultRecord) -> dict[str, Any]:
         "params": record.params,
         "time_ms": record.time_ms,
         "spread": None if record.spread is None else record.spread._asdict(),
+        "max_error": record.max_error,
         "workspace_bytes": record.workspace_bytes,
         "simulated": record.simulated,
+        "noisy": record.noisy,
+        "clock": record.clock,
         "environment": {
             **record.environment._asdict(),
             "flags": dict(sorted(record.environment.flags.items())),
@@ -178,8 +184,11 @@ def _record(line: _Line, where: str) -> ResultRecord:
         line.params,
         line.time_ms,
         None if line.spread is None else Spread(**dict(line.spread)),
+        line.max_error,
         line.workspace_bytes,
         line.simulated,
+        line.noisy,
+        line.clock,
         ResultEnvironment(**dict(line.environment)),
         provenance.session_id,
         provenance.job_id,

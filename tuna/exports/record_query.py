@@ -41,8 +41,11 @@ def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultR
             row.params,
             row.time_ms,
             spread_of(json.loads(row.times_ms)) if measured and row.times_ms else None,
+            row.max_error if measured else None,
             row.workspace_bytes,
             bool(row.simulated),
+            bool(row.noisy),
+            row.clock,
             environments[row.environment_id],
             row.session_id,
             row.job_id,
@@ -68,7 +71,7 @@ def _environments(connection: sa.Connection, selection: Selection) -> dict[int, 
 
 
 def _columns(selection: Selection) -> tuple[Any, ...]:
-    names = ("params", "time_ms", "workspace_bytes", "session_id", "source")
+    names = ("params", "time_ms", "workspace_bytes", "session_id", "source", "noisy", "clock")
     return (
         Config.key.label("config_key"),
         Config.kind,
@@ -81,6 +84,7 @@ def _columns(selection: Selection) -> tuple[Any, ...]:
         getattr(selection.rows, "simulated", sa.false()).label("simulated"),
         Environment.id.label("environment_id"),
         Trial.times_ms,
+        Trial.max_error,
         Trial.measured_at.label("trial_at"),
     )
 

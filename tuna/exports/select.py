@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db.baselines import is_no_baseline
 from tuna.db.models import (
     Config,
     ConfigTag,
@@ -53,7 +54,8 @@ class Selection:
     @property
     def fields(self) -> dict[str, Any]:
         """The column of each of `results.FIELDS`."""
-        names = ("solver_id", "time_ms", "workspace_bytes", "params", "algorithm", "job_id", "trial_number", "workload")
+        facts = ("solver_id", "time_ms", "workspace_bytes", "params", "algorithm", "noisy")
+        names = (*facts, "job_id", "trial_number", "workload")
         return {
             "result_id": self.column("id"),
             "config_key": Config.key,
@@ -78,10 +80,16 @@ class Selection:
 
 def count_simulated(connection: sa.Connection, selection: Selection) -> int:
     """How many of the results were timed by a stand-in; golden versions have none."""
-    if selection.rows is not FindDb:
-        return 0
-    query = sa.select(sa.func.count()).where(FindDb.simulated == sa.true())
-    return int(connection.execute(selection.chosen(query)).scalar_one())
+    return _count(connection, selection, FindDb.simulated) if selection.rows is FindDb else 0
+
+
+def count_noisy(connection: sa.Connection, selection: Selection) -> int:
+    """How many of the results were not measured on a quiet device."""
+    return _count(connection, selection, selection.column("noisy"))
+
+
+def _count(connection: sa.Connection, selection: Selection, mark: Any) -> int:
+    return int(connection.execute(selection.chosen(sa.select(sa.func.count()).where(mark == sa.true()))).scalar_one())
 
 
 def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:
@@ -102,7 +110,7 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
         row.target,
         row.key,
         FindDb,
-        (FindDb.session_id == session_id,),
+        (FindDb.session_id == session_id, is_no_baseline()),
         tag,
     )
 

@@ -36,7 +36,8 @@ def export(
     given = writer.options_of(options)
     selection = select.of_session(connection, session_id, config_tag)
     report = writer.export(_source(connection, selection), directory, given, filename)
-    return replace(report, simulated=select.count_simulated(connection, selection))
+    simulated, noisy = select.count_simulated(connection, selection), select.count_noisy(connection, selection)
+    return replace(report, simulated=simulated, noisy=noisy)
 
 
 def export_golden(
@@ -60,8 +61,9 @@ def export_golden(
     """
     writer = exporter(form)
     given = writer.options_of(options)
-    source = _source(connection, select.of_golden(connection, library, version, arch, num_cu, config_tag))
-    return writer.export(source, directory, given, filename)
+    selection = select.of_golden(connection, library, version, arch, num_cu, config_tag)
+    report = writer.export(_source(connection, selection), directory, given, filename)
+    return replace(report, noisy=select.count_noisy(connection, selection))
 
 
 def _source(connection: sa.Connection, selection: Selection) -> SqlSource:

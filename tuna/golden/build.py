@@ -65,6 +65,7 @@ def build(
     base_version: int | None,
     overwrite: bool,
     allow_imported: bool = False,
+    allow_noisy: bool = False,
     kind: str | None = None,
     library: str | None = None,
 ) -> BuildReport:
@@ -79,7 +80,7 @@ def build(
         raise BadInput(f"A golden version is a number from 0 to {MAX_VERSION}, not {version}.")
     if session_id is None and base_version is None:
         raise BadInput("A golden version needs a session, a base version, or both.")
-    wanted = None if session_id is None else ResultSelection(session_id, kind, allow_imported)
+    wanted = None if session_id is None else ResultSelection(session_id, kind, allow_imported, allow_noisy)
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             plan = _plan(connection, version, base_version, wanted, library, overwrite=overwrite)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from tuna.db.models import Model, ModelConfig, Solver
+from tuna.db import networks
+from tuna.db.models import Solver
 from tuna.golden import entries, results
 from tuna.golden.entries import Entry
 from tuna.golden.results import ResultSelection
@@ -169,7 +170,7 @@ def report_session(
     session = results.session(connection, session_id, library)
     environment = session.environment
     other = find(connection, version, environment.library)
-    wanted = ResultSelection(session_id, allow_imported=True)
+    wanted = ResultSelection(session_id, allow_imported=True, allow_noisy=True)
     subject = _Side(environment.library, entries.of_session(wanted), None, session_id)
     device = entries.of_version(other, environment.arch, environment.num_cu)
     found = _compare(connection, subject, _Side(other.library, device, other.version))
@@ -259,7 +260,7 @@ def _fastest(connection: sa.Connection, rows: sa.Subquery) -> dict[_Layer, _Fast
 def _tallies(
     connection: sa.Connection, before: dict[_Layer, _Fastest], after: dict[_Layer, _Fastest]
 ) -> tuple[Tally, tuple[Tally, ...]]:
-    weights = _weights(connection)
+    weights = networks.occurrences(connection)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for layer in sorted(before.keys() | after.keys()):
@@ -287,19 +288,6 @@ def _outcome(old: _Fastest | None, new: _Fastest | None) -> str:
     if old is None or new is None:
         return "new" if old is None else "missing"
     return "equal" if new.time_ms == old.time_ms else ("faster" if new.time_ms < old.time_ms else "slower")
-
-
-def _weights(connection: sa.Connection) -> dict[int, dict[str, int]]:
-    """config -> model -> weight, over every framework and number of GPUs."""
-    query = (
-        sa.select(ModelConfig.config_id, Model.name, Model.version, sa.func.sum(ModelConfig.weight))
-        .join(Model, Model.id == ModelConfig.model_id)
-        .group_by(ModelConfig.config_id, Model.id, Model.name, Model.version)
-    )
-    found: dict[int, dict[str, int]] = defaultdict(dict)
-    for config_id, name, version, weight in connection.execute(query):
-        found[config_id][f"{name} {version}"] = int(weight)
-    return found
 
 
 def _tally_line(tally: Tally) -> str:

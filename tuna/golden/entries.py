@@ -44,6 +44,8 @@ class Entry:
     device: str
     measured_at: datetime | None
     source: str | None  #: the file it was imported from
+    noisy: bool  #: the device was not quiet while it was measured
+    clock: str  #: see `libraries.items.Trial.clock`
 
     @property
     def origin(self) -> str:
@@ -52,7 +54,8 @@ class Entry:
         if self.source:
             return f"{built}, imported from {self.source}"
         when = f"{self.measured_at:%Y-%m-%d %H:%M:%S} UTC" if self.measured_at else "at an unknown time"
-        return f"{built}, measured {when} by {self.worker or '?'} on {self.device or 'its device'}"
+        noisy = ", noisy" if self.noisy else ""
+        return f"{built}, measured {when} by {self.worker or '?'} on {self.device or 'its device'}{noisy}"
 
     def as_json(self) -> dict[str, Any]:
         """All fields, JSON-serialisable."""

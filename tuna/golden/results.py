@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.db import sessions
+from tuna.db.baselines import is_no_baseline
 from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
 from tuna.db.sessions import SessionInfo
 from tuna.errors import BadInput
@@ -31,6 +32,10 @@ _FAULTS = {
         "tune on a machine with the device, without TUNA_SIMULATED",
     ),
     "imported": ("were imported, not measured", "to release them nevertheless, add --allow_imported"),
+    "noisy": (
+        "were measured on a device that was not quiet",
+        "measure these layers again on a quiet machine, or add --allow_noisy to release them nevertheless",
+    ),
     "job": ("belong to jobs that are not evaluated", "finish the session first: tuna run"),
     "trial": ("come from a candidate that failed when it was last measured", "measure these layers again"),
     "attempt": ("have no record of the attempt that measured them", "measure these layers again"),
@@ -44,6 +49,7 @@ class ResultSelection:
     session_id: int
     kind: str | None = None  #: only configs of this kind; None: all
     allow_imported: bool = False
+    allow_noisy: bool = False
 
 
 def session(connection: sa.Connection, session_id: int, library: str | None = None) -> SessionInfo:
@@ -92,14 +98,16 @@ def select(wanted: ResultSelection) -> sa.Subquery:
             _unless(imported, StepResult.device, ""),
             FindDb.source,
             _unless(imported, StepResult.ended_at, None).label("measured_at"),
-            _fault(imported, wanted.allow_imported).label("fault"),
+            FindDb.noisy,
+            FindDb.clock,
+            _fault(imported, wanted).label("fault"),
         )
         .join(Session, Session.id == FindDb.session_id)
         .join(Environment, Environment.id == Session.environment_id)
         .outerjoin(Job, Job.id == FindDb.job_id)
         .outerjoin(StepResult, measured)
         .outerjoin(Trial, best)
-        .where(FindDb.session_id == wanted.session_id)
+        .where(FindDb.session_id == wanted.session_id, is_no_baseline())
     )
     if wanted.kind is not None:
         query = query.join(Config, Config.id == FindDb.config_id).where(Config.kind == wanted.kind)
@@ -111,7 +119,7 @@ def _unless(imported: sa.ColumnElement[bool], column: Any, otherwise: Any) -> sa
     return value.label(column.key)
 
 
-def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[Any]:
+def _fault(imported: sa.ColumnElement[bool], wanted: ResultSelection) -> sa.Case[Any]:
     known = sa.and_(Environment.library_version != "", Environment.toolchain != "")
     possible = sa.and_(FindDb.time_ms > 0, FindDb.time_ms < _MAX_TIME_MS)
     return sa.case(
@@ -119,7 +127,8 @@ def _fault(imported: sa.ColumnElement[bool], allow_imported: bool) -> sa.Case[An
         (sa.or_(FindDb.time_ms.is_(None), sa.not_(possible)), "time"),
         (sa.and_(FindDb.job_id.is_(None), sa.not_(imported)), "origin"),
         (FindDb.simulated, "simulated"),
-        (imported, None if allow_imported else "imported"),
+        (imported, None if wanted.allow_imported else "imported"),
+        (sa.and_(FindDb.noisy, sa.literal(not wanted.allow_noisy)), "noisy"),
         (Job.state != EVALUATED, "job"),
         (Trial.cause.is_not(None), "trial"),
         (StepResult.id.is_(None), "attempt"),

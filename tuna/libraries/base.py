@@ -77,16 +77,27 @@ class Environment:
 _ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
 
 
+#: `Solver.algorithm` of a baseline, by which databases know it.
+BASELINE = "Baseline"
+
+
 @dataclass(frozen=True)
 class Solver:
     """One implementation that a library has for some kinds of config."""
 
     name: str
     kinds: tuple[str, ...]  #: config kinds, such as ("convolution",)
-    algorithm: str  #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT
+    algorithm: str  #: family for find databases: Direct, GEMM, Winograd, ImplicitGEMM, FFT; or BASELINE
     tunable: bool = True
     dynamic: bool = False
     number: int | None = None  #: the library's own id of it
+    #: Largest error, relative to the largest magnitude of the answer, that it may have; None: the reference's tolerance.
+    error_bound: float | None = None
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it only shows what tuning gains: never a layer's winner where another solver has a result."""
+        return self.algorithm == BASELINE
 
 
 class Library(ABC):
@@ -173,6 +184,10 @@ class Library(ABC):
         words += [w for key, value in sorted(item.conditions.items()) for w in ("--condition", f"{key}={value}")]
         words += [] if index is None else ["--index", str(index)]
         return shlex.join([*words, item.layer.text()])
+
+    def readable_params(self, params: str) -> str:
+        """A candidate's params in one short line for people; they may come from another version. The default changes nothing."""
+        return params
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""

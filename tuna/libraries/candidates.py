@@ -1,39 +1,43 @@
 """A base for libraries that tune a parametrised kernel: propose params, build each candidate, check and measure it.
 
 The worker process imports neither a compiler nor a kernel. The work is done by two children, one for each step, which are
-replaced when a candidate crashes or hangs them: that candidate is a failed trial, and the next one is tried.
+replaced when a candidate crashes or hangs them: that candidate is a failed trial, and the next one is tried. The best are measured
+again in processes of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from tuna.libraries.base import Library, Step
+from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
+from tuna.libraries.measurement import CHILD_FAULTS, FINALISTS, PROCESSES, Call, Limits, Measurement, fault
 from tuna.libraries.options import JobOptions, read
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import Cause, Resource
 
-#: Candidates within this factor of the best are measured again, interleaved, at most this many.
-_CLOSE = 1.3
-_FINALISTS = 3
-_FINAL_ROUNDS = 3
-_CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
+#: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
+_ROUNDS = 2
+#: Processes of one round of finals: one for all, and after a fault one for each.
+_FINALS = PROCESSES * (FINALISTS + 1)
 
 
 class CandidateOptions(JobOptions):
     """Job options of every `CandidateLibrary`."""
 
     candidates: int = Field(8, ge=1, le=10_000, description="points of the solver's space to try")
-    build_timeout_s: float = Field(20.0, gt=0, le=86_400, description="seconds in which one candidate must be built")
+    build_timeout_s: float = Field(
+        20.0, gt=0, le=86_400, description="CPU seconds in which one candidate must be built"
+    )
     measure_timeout_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds in which one candidate must be checked and measured"
     )
@@ -45,21 +49,25 @@ class CandidateLibrary(Library):
     It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and `applicable`.
     """
 
-    steps = (
+    steps: tuple[Step, ...] = (
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
     options: type[CandidateOptions] = CandidateOptions
+    conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: the `Loader`
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
     memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
     start_timeout_s: ClassVar[float] = 180.0  #: for a child's imports and what comes before the first candidate
+    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if the import opens a device.
+    forkable: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._compiler: Child | None = None
         self._evaluator: Child | None = None
-        self._peak: float | None = None
+        self._forker: Child | None = None
+        self._highest_gflops = 0.0
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """Environment variables of the children, besides the common ones; `threads` is how many they may use."""
@@ -85,15 +93,15 @@ class CandidateLibrary(Library):
         if step.resource is Resource.CPU:
             calls, each_s = asked.candidates, asked.build_timeout_s
         else:
-            calls, each_s = asked.candidates + _FINALISTS * _FINAL_ROUNDS, asked.measure_timeout_s
+            calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
         return max(step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s))
 
     def close(self) -> None:
-        """End both children."""
-        for child in (self._compiler, self._evaluator):
+        """End the children."""
+        for child in (self._compiler, self._evaluator, self._forker):
             if child is not None:
                 child.close()
-        self._compiler = self._evaluator = None
+        self._compiler = self._evaluator = self._forker = None
 
     # -- compile ------------------------------------------------------------------------------------------------------
 
@@ -105,8 +113,8 @@ class CandidateLibrary(Library):
             params: list[str] = call("propose", self.start_timeout_s)["params"][: asked.candidates]
             described = params and call("workload", self.start_timeout_s, path=str(path))["bytes"]
             workload = path.read_bytes() if described else b""
-        except _CHILD_FAULTS as error:
-            cause, words = _fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+        except CHILD_FAULTS as error:
+            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
             return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
         finally:
             path.unlink(missing_ok=True)
@@ -119,18 +127,16 @@ class CandidateLibrary(Library):
             facts["workload"] = context.artifacts.put(workload)
         return facts
 
-    def _build(
-        self, call: Callable[..., dict[str, Any]], index: int, params: str, context: RunContext, asked: CandidateOptions
-    ) -> Trial:
+    def _build(self, call: Call, index: int, params: str, context: RunContext, asked: CandidateOptions) -> Trial:
         path = context.scratch / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:  # replaced: its start is not this candidate's time
                 call("propose", self.start_timeout_s)
-            built = call("build", asked.build_timeout_s, params=params, path=str(path))
+            built = call("build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path))
             digest = context.artifacts.put(path.read_bytes())
-        except _CHILD_FAULTS as error:
-            cause, words = _fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+        except CHILD_FAULTS as error:
+            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
             return Trial(index=index, params=params, cause=cause, output_tail=words)
         except FileNotFoundError:
             return Trial(index=index, params=params, cause=Cause.BUILD_ERROR, output_tail="the builder wrote no file")
@@ -156,18 +162,28 @@ class CandidateLibrary(Library):
     def _measured(self, item: WorkItem, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
         call = self._caller(self._loader_child(context), context, loader=self.loader)
-        device = self._device(call)  # not part of the job's own time
-        clock = time.monotonic()
-        measure = _Measurement(call, self._job(item, asked), paths, asked.measure_timeout_s, self.start_timeout_s)
-        trials = measure.all()
+        with contextlib.suppress(*CHILD_FAULTS):
+            call("prepare", self.start_timeout_s)  # the start is not part of the job's own time
+        clock, inputs = time.monotonic(), context.scratch / f"inputs-{item.job_id}"
+        limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
+        job = self._job(item, asked)
+        try:
+            found = Measurement(call, self._fresh(context), job, paths, limits, inputs).run(self._highest_gflops)
+        finally:
+            inputs.unlink(missing_ok=True)
         facts: dict[str, Any] = {
-            "trials": tuple(trials),
-            "ok": any(trial.cause is None for trial in trials),
-            "device": device,
+            "trials": found.trials,
+            "ok": any(trial.cause is None for trial in found.trials),
+            "device": DeviceReport(
+                name=self.environment().device, peak_gflops=found.peak_gflops, peak_source=found.peak_source
+            ),
+            "noisy": found.noisy,
+            "drift": found.drift,
             "busy_s": time.monotonic() - clock,
         }
+        self._highest_gflops = max(self._highest_gflops, found.peak_gflops or 0.0)
         if not facts["ok"]:
-            facts |= _all_failed(trials, "there was no candidate to measure")
+            facts |= _all_failed(found.trials, "there was no candidate to measure")
         return facts
 
     def _loadable(self, digest: str, context: RunContext) -> Path:
@@ -177,15 +193,6 @@ class CandidateLibrary(Library):
         shutil.copyfile(checked, temporary)  # a copy: TVM resolves a link, and looks at the name of its target
         temporary.replace(named)  # never written in place: the child may have mapped it for an earlier attempt
         return named
-
-    def _device(self, call: Callable[..., dict[str, Any]]) -> DeviceReport:
-        """The device, with its peak measured once in the life of this process."""
-        if self._peak is None:
-            try:
-                self._peak = float(call("peak", self.start_timeout_s)["gflops"])
-            except _CHILD_FAULTS:
-                return DeviceReport(name=self.environment().device)
-        return DeviceReport(name=self.environment().device, peak_gflops=self._peak)
 
     # -- children -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +205,27 @@ class CandidateLibrary(Library):
         self._evaluator = self._evaluator or self._child("tuna.libraries.measuring", context, threads)
         return self._evaluator
 
+    def _fresh(self, context: RunContext) -> Call:
+        """Calls of the eval child's functions, each in a process in which nothing was measured before."""
+        threads = len(context.cpus)
+
+        def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+            self._forker = self._forker or self._child("tuna.libraries.measuring", context, threads)
+            call = self._caller(self._forker, context, loader=self.loader)
+            call("prepare", self.start_timeout_s)
+            return call(op, timeout_s, fork=True, **arguments)
+
+        def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+            child = self._child("tuna.libraries.measuring", context, threads)
+            call = self._caller(child, context, loader=self.loader)
+            try:
+                call("prepare", self.start_timeout_s)
+                return call(op, timeout_s, **arguments)
+            finally:
+                child.close()
+
+        return fork if self.forkable else start
+
     def _child(self, module: str, context: RunContext, threads: int) -> Child:
         visible = context.device.variables if context.device else {}
         return Child(
@@ -208,11 +236,12 @@ class CandidateLibrary(Library):
             cwd=context.scratch,
         )
 
-    def _caller(self, child: Child, context: RunContext, **common: Any) -> Callable[..., dict[str, Any]]:
+    def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
         """`call(op, timeout_s, **arguments)`: every call of a child goes through here."""
 
-        def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            return child.call({"op": op, **common, **arguments}, timeout_s, context.cancelled)
+        def call(op: str, timeout_s: float, *, cpu_limit: bool = False, **arguments: Any) -> dict[str, Any]:
+            request = {"op": op, **common, **arguments}
+            return child.call(request, timeout_s, context.cancelled, cpu_limit=cpu_limit)
 
         return call
 
@@ -226,73 +255,8 @@ class CandidateLibrary(Library):
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
 
 
-class _Measurement:
-    """Measures the candidates of one item, the best of them again in turn."""
-
-    def __init__(
-        self,
-        call: Callable[..., dict[str, Any]],
-        job: Mapping[str, Any],
-        paths: Mapping[int, Path],
-        timeout_s: float,
-        start_timeout_s: float,
-    ) -> None:
-        self._call, self._job, self._paths = call, job, paths
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
-
-    def all(self) -> list[Trial]:
-        """A trial for each candidate, in their order."""
-        trials = {index: self._first(index) for index in self._paths}
-        self._finals(trials)
-        return list(trials.values())
-
-    def _ask(self, op: str, index: int, **arguments: Any) -> dict[str, Any]:
-        self._call("prepare", self._start_timeout_s, config=self._job["config"])  # not this candidate's time
-        return self._call(op, self._timeout_s, job=self._job, path=str(self._paths[index]), **arguments)
-
-    def _first(self, index: int) -> Trial:
-        try:
-            found = self._ask("measure", index)
-        except _CHILD_FAULTS as error:
-            cause, words = _fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)
-            return Trial(index=index, cause=cause, output_tail=words)
-        if not found["times_ms"]:
-            text = f"error {found['error']} is more than {found['tolerance']}; None: not all of the output was written"
-            return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"])
-        return _timed(Trial(index=index, max_error=found["error"]), found["times_ms"])
-
-    def _finals(self, trials: dict[int, Trial]) -> None:
-        """Measure the best few again, in turn, so that one outlier does not decide."""
-        timed = sorted((t.time_ms, t.index) for t in trials.values() if t.time_ms is not None)
-        finalists = [index for time_ms, index in timed if time_ms <= _CLOSE * timed[0][0]][:_FINALISTS]
-        if len(finalists) < 2:
-            return
-        for _ in range(_FINAL_ROUNDS):
-            for index in finalists:
-                trial = trials[index]
-                if trial.cause is not None:
-                    continue
-                try:
-                    more = self._ask("again", index, expected_ms=trial.time_ms)["times_ms"]
-                except _CHILD_FAULTS as error:
-                    cause, words = _fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)
-                    trials[index] = Trial(index=index, cause=cause, output_tail=words)
-                else:
-                    trials[index] = _timed(trial, [*trial.times_ms, *more])
-
-
-def _timed(trial: Trial, times_ms: Sequence[float]) -> Trial:
-    return trial.model_copy(update={"times_ms": tuple(times_ms), "time_ms": statistics.median(times_ms)})
-
-
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:
     """The item's own cause when no trial is good: that of its last trial."""
     if not trials:
         return {"cause": Cause.NOT_APPLICABLE, "output_tail": none}
     return {"cause": trials[-1].cause, "output_tail": tail(trials[-1].output_tail)}
-
-
-def _fault(error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause) -> tuple[Cause, str]:
-    """The cause of a child's failure, and its details: the message and the tail of the output."""
-    detail = error.traceback if isinstance(error, ChildFailed) else error.tail
-    return hung if isinstance(error, ChildTimeout) else failed, tail(f"{detail.rstrip()}\n{error}".strip())

@@ -17,6 +17,12 @@ class Condition:
     meaning: str
 
 
+#: Of every kernel that runs on this machine's cores; one with its own clock cannot be measured cold.
+CACHES = Condition(
+    "caches", ("warm", "cold"), "cold: the caches are emptied before each run, and one run is timed at a time"
+)
+
+
 def chosen(offered: Sequence[Condition], given: Mapping[str, str], library: str) -> dict[str, str]:
     """Those of `given` that are not the default, sorted by name.
 

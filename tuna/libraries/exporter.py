@@ -46,6 +46,7 @@ class ExportReport:
     configs: int  #: distinct problems among them
     skipped: Mapping[str, int]  #: results left out, by reason
     simulated: int = 0  #: results that a stand-in timed, of those there are
+    noisy: int = 0  #: results that were not measured on a quiet device
 
 
 @dataclass
@@ -90,6 +91,8 @@ class ImportedResult(NamedTuple):
     time_ms: float | None
     workspace_bytes: int
     simulated: bool  #: such a result is not imported
+    noisy: bool = False  #: the device was not quiet while it was measured
+    clock: str = ""
 
 
 #: Checks the files of one or more formats together, which are given by form; adds what it finds.

@@ -85,8 +85,15 @@ class Trial(_Wire):
     artifact: _Digest | None = None
     cause: Cause | None = None
     output_tail: _Output = ""
-    times_ms: tuple[float, ...] = ()  #: every repeat of the measurement
-    time_ms: float | None = None  #: median of the repeats; None until measured
+    times_ms: tuple[float, ...] = ()  #: every repeat of the measurement that counts
+    time_ms: float | None = (
+        None  #: median, of a finalist the median over processes of their medians; None until measured
+    )
+    low_ms: _Known = None  #: 95 % interval of the median; of a finalist what covers those of all its processes
+    high_ms: _Known = None
+    clock: Annotated[str, Field(max_length=8)] = (
+        ""  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
+    )
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None
 
@@ -95,7 +102,8 @@ class DeviceReport(_Wire):
     """The device that a result was measured on, as the worker saw it."""
 
     name: _Name
-    peak_gflops: _Known = None  #: measured in this worker, fp32
+    peak_gflops: _Known = None  #: measured beside the result, fp32
+    peak_source: Annotated[str, Field(max_length=8)] = ""  #: see `probe.Probe.source`
 
 
 class CodeObject(_Wire):
@@ -127,6 +135,8 @@ class StepResult(_Wire):
     workload: _Digest | None = None
     device: DeviceReport | None = None
     simulated: bool = False  #: the times come from a stand-in that pretends, not from a device
+    noisy: bool = False  #: the device was not quiet while the best trial was measured
+    drift: _Known = None  #: change of the device's speed during the measurement, such as 0.03; None: not known
     started_at: _Moment = 0.0  #: seconds since the epoch, worker's clock
     ended_at: _Moment = 0.0
     busy_s: _Moment = 0.0  #: seconds during which the step's resource did the job's own work

@@ -6,7 +6,7 @@ compiler, call foreign code and crash. Nothing else is imported here, so that a 
 
 from __future__ import annotations
 
-import time
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +69,9 @@ class Kernel:
     This one calls a function of this process; a library for another device, or with its own clock, overrides it.
     """
 
+    #: Seconds of each run of `loop` that are not the kernel's, such as those of a call through Python; they are subtracted.
+    overhead_s: float = 0.0
+
     def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:
         """`run` computes once, waits for the end, and leaves the answer in the last of `arrays`."""
         self._run, self._arrays = run, arrays
@@ -81,16 +84,18 @@ class Kernel:
         """The output of the last run."""
         return self._arrays[-1]
 
-    def times_ms(self, number: int, repeats: int) -> list[float]:
-        """`repeats` measurements in milliseconds for one run; each is the mean of `number` runs without a pause."""
-        self._run()  # warm-up
-        found = []
-        for _ in range(repeats):
-            started = time.perf_counter()
-            for _ in range(number):
-                self._run()
-            found.append((time.perf_counter() - started) * 1e3 / number)
-        return found
+    def loop(self, number: int) -> None:
+        """Compute `number` times without a pause: what is timed."""
+        run = self._run
+        for _ in range(number):
+            run()
+
+    def times_ms(self, number: int, repeats: int) -> list[float] | None:
+        """`repeats` measurements by the device's own clock, in milliseconds for one run; each the mean of `number` runs.
+
+        None, the default: `loop` is timed by the wall clock and the CPU time of this process, which tells when it was preempted.
+        """
+        return None
 
 
 class Loader(ABC):
@@ -104,6 +109,13 @@ class Loader(ABC):
         integer). It may be called several times for one file. What it raises is the candidate's `run_error`.
         """
 
+    def error_bound(self, job: KernelJob) -> float:
+        """Largest error, relative to the largest magnitude of the answer, that the job's solver may have.
+
+        The tolerance of the config's reference holds in any case.
+        """
+        return math.inf
+
     def peak_gflops(self) -> float | None:
-        """Peak of the device in fp32, for reports; None: that of NumPy's matrix product on the cores of this process."""
+        """Peak of the device in fp32, for reports; None: that of the cores of this process, by a loop of multiply-adds."""
         return None

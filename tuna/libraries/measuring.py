@@ -1,7 +1,8 @@
 """The eval child of every `CandidateLibrary`: checks the answers of built candidates against NumPy and measures them.
 
 A candidate is first run on NaN, which fills whatever workspace it keeps, then on the config's inputs with an output full of
-NaN. Only an answer that is right within the reference's tolerance is timed.
+NaN. Only an answer that is right within the reference's tolerance is timed. Finalists are timed again in fresh processes,
+which get the inputs in a file: where their buffers come to lie makes a difference that repeats in one process do not show.
 """
 
 from __future__ import annotations
@@ -10,38 +11,46 @@ import functools
 import json
 import math
 import pkgutil
-import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tuna.configs import Config, from_json
-from tuna.libraries import reference
+from tuna.libraries import cold_caches, reference
+from tuna.libraries import probe as probes
+from tuna.libraries.intervals import FEWEST, half_width
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
+from tuna.libraries.repeats import (
+    BUDGET_S,
+    CLOSE,
+    HOPELESS,
+    NARROW,
+    REPEAT_S,
+    Repeat,
+    Sampler,
+    Timing,
+    repeat,
+    settle,
+    timing,
+)
 
-#: One repeat of a measurement lasts at least this long, so that the clock's resolution does not matter.
-_REPEAT_S = 0.02
-_REPEATS = 7
-#: A candidate gets about this much time; a slow one gets fewer repeats, but at least `_FEWEST`.
-_BUDGET_S = 0.4
-_FEWEST = 3
-#: Repeats go on, within the budget, until the mean's 95 % confidence interval is within this part of the median.
-_NARROW = 0.02
-_PEAK_SIZE = 1024
-_PEAK_ROUNDS = 6
 
-
-def prepare(loader: str, config: dict[str, Any]) -> dict[str, Any]:
+def prepare(loader: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
     """Import the loader and compute the right answer for `config`, unless it was the last one; returns nothing."""
     _loader(loader)
-    _problem(json.dumps(config, sort_keys=True))
+    if config is not None:
+        _problem(json.dumps(config, sort_keys=True))
     return {}
 
 
-def measure(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:
-    """Check the answer of the candidate at `path`, then time it; `times_ms` is empty when the answer is wrong."""
+def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None = None) -> dict[str, Any]:
+    """Check the answer of the candidate at `path`, then time it; `timing` is None when the answer is wrong.
+
+    A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer measured.
+    """
     problem = _problem(json.dumps(job["config"], sort_keys=True))
     given, file = KernelJob.from_json(job), Path(path)
     poisoned = _poison(_loader(loader), given, file, problem)
@@ -49,43 +58,106 @@ def measure(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:
     del poisoned  # only now: while one is loaded, a file's static variables stay as the run on NaN left them
     kernel.run()
     error = problem.error(kernel.answer())
-    if not error <= problem.tolerance:
-        return {"error": _finite(error), "tolerance": problem.tolerance, "times_ms": []}
+    tolerance = min(problem.tolerance, _loader(loader).error_bound(given))
+    if not error <= tolerance:
+        return {"error": _finite(error), "tolerance": tolerance, "timing": None}
+    once = min((repeat(kernel.run, 1, kernel.overhead_s) for _ in range(2)), key=_shorter_ms)
+    if best_ms is not None and _shorter_ms(once) > HOPELESS * best_ms:
+        found = _brief(kernel, once)
+    else:
+        beyond_ms = None if best_ms is None else CLOSE * best_ms
+        (found,) = _timed([_Contestant(kernel, given, _shorter_ms(once))], BUDGET_S, beyond_ms)
+    return {"error": error, "tolerance": tolerance, "timing": found.as_json()}
+
+
+def save_inputs(loader: str, config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Write the inputs of a config to `path`, one after the other; returns the shape and type of each, and of the output."""
+    problem = _problem(json.dumps(config, sort_keys=True))
+    with open(path, "wb") as file:
+        for array in problem.inputs:
+            file.write(np.ascontiguousarray(array).tobytes())
+    return {"arrays": [[list(array.shape), array.dtype.name] for array in _arguments(problem)]}
+
+
+def again(
+    loader: str,
+    job: dict[str, Any],
+    paths: Sequence[str],
+    times_ms: Sequence[float],
+    inputs: str,
+    arrays: Sequence[Any],
+    budget_s: float,
+) -> dict[str, Any]:
+    """Time candidates whose answers are known to be right in turn, each for up to `budget_s`; `times_ms`: what they took."""
+    given = KernelJob.from_json(job)
+    contestants = []
+    for path, time_ms in zip(paths, times_ms, strict=True):
+        kernel = _loader(loader).load(given, Path(path), _read(inputs, arrays))
+        kernel.run()
+        contestants.append(_Contestant(kernel, given, time_ms))
+    return {"timings": [found.as_json() for found in _timed(contestants, budget_s)]}
+
+
+def probe(loader: str) -> dict[str, Any]:
+    """How fast this machine is now."""
+    return probes.probe(_loader(loader).peak_gflops()).as_json()
+
+
+class _Contestant:
+    """A kernel with its number of runs in a repeat."""
+
+    def __init__(self, kernel: Kernel, job: KernelJob, time_ms: float) -> None:
+        self.kernel, self.cold = kernel, job.conditions.get("caches") == "cold"
+        self.number = 1 if self.cold else max(1, math.ceil(REPEAT_S * 1e3 / time_ms))
+
+    def once(self) -> Repeat:
+        """A repeat: right after a run that fills the caches, or after they were emptied."""
+        if self.cold:
+            cold_caches.flush()
+        else:
+            self.kernel.run()
+        return repeat(lambda: self.kernel.loop(self.number), self.number, self.kernel.overhead_s)
+
+
+def _timed(contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float | None = None) -> list[Timing]:
+    found = [_by_own_clock(contestant, budget_s) for contestant in contestants]
+    samplers = {
+        index: Sampler(contestant.once, budget_s, beyond_ms)
+        for index, (contestant, own) in enumerate(zip(contestants, found, strict=True))
+        if own is None
+    }
+    settle(list(samplers.values()))
+    return [own if own is not None else samplers[index].timing() for index, own in enumerate(found)]
+
+
+def _by_own_clock(contestant: _Contestant, budget_s: float) -> Timing | None:
+    """By the kernel's own clock, if it has one: until the interval is narrow or the time is spent."""
     started = time.perf_counter()
-    kernel.run()
-    once_s = max(time.perf_counter() - started, 1e-7)
-    number = max(1, math.ceil(_REPEAT_S / once_s))
-    repeats = min(_REPEATS, max(_FEWEST, int(_BUDGET_S / (number * once_s))))
-    return {"error": error, "tolerance": problem.tolerance, "times_ms": _times_ms(kernel, number, repeats)}
+    times_ms = contestant.kernel.times_ms(contestant.number, FEWEST)
+    if times_ms is None:
+        return None
+    if contestant.cold:
+        raise ValueError("a kernel with its own clock cannot be measured with cold caches")
+    while time.perf_counter() - started < budget_s and not _narrow(times_ms):
+        times_ms = [*times_ms, *(contestant.kernel.times_ms(contestant.number, FEWEST) or ())]
+    return timing(times_ms, "own")
 
 
-def again(loader: str, job: dict[str, Any], path: str, expected_ms: float) -> dict[str, Any]:
-    """A few more repeats of a candidate whose answer is known to be right."""
-    problem = _problem(json.dumps(job["config"], sort_keys=True))
-    kernel = _loader(loader).load(KernelJob.from_json(job), Path(path), _arguments(problem))
-    return {"times_ms": kernel.times_ms(max(1, math.ceil(_REPEAT_S * 1e3 / expected_ms)), 2)}
+def _narrow(times_ms: Sequence[float]) -> bool:
+    return len(times_ms) >= FEWEST and half_width(times_ms, float(np.median(times_ms))) <= NARROW
 
 
-def peak(loader: str) -> dict[str, Any]:
-    """GFLOP/s of the device in fp32: the loader's own word, else NumPy's matrix product on the cores of this process."""
-    own = _loader(loader).peak_gflops()
-    return {"gflops": _numpy_gflops() if own is None else own}
+def _brief(kernel: Kernel, once: Repeat) -> Timing:
+    own = kernel.times_ms(1, 1)
+    if own is not None:
+        return timing(own, "own")
+    by_cpu = once.preempted and once.cpu_ms is not None
+    return timing([_shorter_ms(once)], "cpu" if by_cpu else "wall", quiet=not once.preempted)
 
 
-def _times_ms(kernel: Kernel, number: int, repeats: int) -> list[float]:
-    """At least `repeats` measurements, and more while they differ and there is time."""
-    started = time.perf_counter()
-    found = kernel.times_ms(number, repeats)
-    while not _narrow(found) and time.perf_counter() - started < _BUDGET_S:
-        found += kernel.times_ms(number, _FEWEST)
-    return found
-
-
-def _narrow(times_ms: list[float]) -> bool:
-    if len(times_ms) < 2:
-        return False
-    half_width = 1.96 * statistics.stdev(times_ms) / math.sqrt(len(times_ms))
-    return half_width <= _NARROW * statistics.median(times_ms)
+def _shorter_ms(found: Repeat) -> float:
+    """The time of a repeat that may have been preempted."""
+    return found.wall_ms if found.cpu_ms is None or not found.preempted else found.cpu_ms
 
 
 def _poison(loader: Loader, job: KernelJob, path: Path, problem: reference.Problem) -> Kernel | None:
@@ -101,16 +173,16 @@ def _arguments(problem: reference.Problem) -> list[np.ndarray]:
     return [*problem.inputs, problem.blank()]
 
 
-def _numpy_gflops() -> float:
-    """The best of several products."""
-    generator = np.random.default_rng(0)
-    a, b = (generator.random((_PEAK_SIZE, _PEAK_SIZE), dtype=np.float32) for _ in range(2))
-    best = math.inf
-    for _ in range(_PEAK_ROUNDS):
-        started = time.perf_counter()
-        np.matmul(a, b)
-        best = min(best, time.perf_counter() - started)
-    return 2 * _PEAK_SIZE**3 / best / 1e9
+def _read(inputs: str, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """The inputs from their file and a blank output, in memory of their own."""
+    found = []
+    with open(inputs, "rb") as file:
+        for shape, name in arrays[:-1]:
+            kind = reference.np_type(name)
+            size = math.prod(shape) * kind.itemsize
+            found.append(np.fromfile(file, np.uint8, size).view(kind).reshape(shape))
+    shape, name = arrays[-1]
+    return [*found, np.zeros(shape, reference.np_type(name))]
 
 
 @functools.lru_cache(maxsize=1)
@@ -133,4 +205,10 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-HANDLERS = {"prepare": prepare, "measure": measure, "again": again, "peak": peak}
+HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "prepare": prepare,
+    "measure": measure,
+    "save_inputs": save_inputs,
+    "again": again,
+    "probe": probe,
+}

@@ -35,6 +35,7 @@ FIELDS: Mapping[str, str] = {
     "job_id": "of a session's measured result, for `good_trials`; else None",
     "trial_number": "of the best candidate; else None",
     "workload": "SHA-256 of the problem's text, for `blob`; else None",
+    "noisy": "whether the device was not quiet while it was measured",
     "num_cu": "compute units of the device",
     "measured_at": "when, where results of several devices compete (`mixed`); else None",
 }
@@ -98,8 +99,11 @@ class ResultRecord(NamedTuple):
     params: str
     time_ms: float | None  #: median; None where an imported file knows only params
     spread: Spread | None  #: None for what was imported
+    max_error: float | None  #: of the winner, relative to the largest magnitude of the answer; None: not known
     workspace_bytes: int
     simulated: bool  #: the times come from a stand-in, not from a device
+    noisy: bool  #: the device was not quiet while it was measured
+    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's); empty: not known
     environment: ResultEnvironment
     session_id: int
     job_id: int | None

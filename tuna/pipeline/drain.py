@@ -294,6 +294,9 @@ def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> N
             "output_tail": tail(trial.output_tail),
             "times_ms": json.dumps(trial.times_ms),
             "time_ms": trial.time_ms,
+            "low_ms": trial.low_ms,
+            "high_ms": trial.high_ms,
+            "clock": trial.clock,
             "max_error": trial.max_error,
             "build_s": trial.build_s,
             "measured_at": from_epoch(result.ended_at) if trial.times_ms else None,
@@ -306,7 +309,17 @@ def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> N
         models.Trial,
         rows,
         key=("job_id", "number"),
-        update=("cause", "output_tail", "times_ms", "time_ms", "max_error", "measured_at"),
+        update=(
+            "cause",
+            "output_tail",
+            "times_ms",
+            "time_ms",
+            "low_ms",
+            "high_ms",
+            "clock",
+            "max_error",
+            "measured_at",
+        ),
         keep_if_null=("params", "artifact", "build_s"),
     )
 
@@ -326,6 +339,7 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
             "started_at": from_epoch(outcome.result.started_at),
             "ended_at": from_epoch(outcome.result.ended_at),
             "busy_s": outcome.result.busy_s,
+            "drift": outcome.result.drift,
         }
         for outcome in outcomes
     ]

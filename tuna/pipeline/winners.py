@@ -88,6 +88,8 @@ class Winners:
                     "trial_number": fastest.index,
                     "source": None,
                     "simulated": result.simulated,
+                    "noisy": result.noisy,
+                    "clock": fastest.clock,
                     "workload": workload,
                     "updated_at": utc_now(),
                 }
@@ -179,27 +181,40 @@ def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, i
 
 
 def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
-    seen: dict[tuple[int, str], float | None] = {}
+    """The devices, each with the highest peak: a lower one was measured beside other work, or at a lower clock frequency."""
+    seen: dict[tuple[int, str], tuple[float | None, str]] = {}
     for result in results:
-        device = result.device
-        if device is not None:
-            seen[jobs[result.job_id].session_id, device.name] = device.peak_gflops
+        if result.device is not None:
+            session_id = jobs[result.job_id].session_id
+            environment_id = connection.execute(
+                sa.select(Session.environment_id).where(Session.id == session_id)
+            ).scalar_one()
+            key = (environment_id, result.device.name)
+            seen.setdefault(key, _peak(connection, *key))
+            seen[key] = _higher(seen[key], (result.device.peak_gflops, result.device.peak_source))
     rows = [
         {
-            "environment_id": connection.execute(
-                sa.select(Session.environment_id).where(Session.id == session_id)
-            ).scalar_one(),
+            "environment_id": environment_id,
             "name": name,
             "peak_gflops": peak,
+            "peak_source": source,
             "updated_at": utc_now(),
         }
-        for (session_id, name), peak in seen.items()
+        for (environment_id, name), (peak, source) in seen.items()
     ]
-    upsert(
-        connection,
-        Device,
-        rows,
-        key=("environment_id", "name"),
-        update=("updated_at",),
-        keep_if_null=("peak_gflops",),
-    )
+    update = ("peak_gflops", "peak_source", "updated_at")
+    upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
+
+
+def _peak(connection: sa.Connection, environment_id: int, name: str) -> tuple[float | None, str]:
+    query = sa.select(Device.peak_gflops, Device.peak_source)
+    query = query.where(Device.environment_id == environment_id, Device.name == name)
+    found = connection.execute(query).one_or_none()
+    return (found.peak_gflops, found.peak_source) if found else (None, "")
+
+
+def _higher(known: tuple[float | None, str], new: tuple[float | None, str]) -> tuple[float | None, str]:
+    """Peaks that were found in different ways do not compare: then the newer one counts."""
+    if new[0] is None or (known[0] is not None and known[1] == new[1] and known[0] >= new[0]):
+        return known
+    return new

@@ -1,34 +1,46 @@
-"""Render a session's report as one self-contained HTML file: no script, no request, no font."""
+"""Render a session's report as one self-contained HTML file: no request, no font, one script that only reads the page."""
 
 from __future__ import annotations
 
-import math
+import base64
+import functools
+import hashlib
+from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 
-import sqlalchemy as sa
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 
 from tuna.files import atomic_file
-from tuna.reports import curves
-from tuna.reports.queries import read_figures
-from tuna.reports.report_data import LayerFigures, ReportFigures
+from tuna.reports import curves, formats
+from tuna.reports.layers import MAX_CURVES
+from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
 
-#: Layers that get a curve; of more, those that take the longest.
-MAX_CURVES = 60
-#: Characters of a winner's params that the page shows: a TVM schedule has thousands, and there is one for each solver.
-MAX_PARAMS = 500
-_DASH = "–"
+#: Layers whose solvers the page lists; of more, those that take the longest, so that the page of 10,000 layers still opens.
+MAX_DETAILS = 500
+#: Characters of a winner's params that the page shows in full: a TVM schedule has thousands.
+MAX_PARAMS = 20_000
+#: The interval's bar shows this much on either side of the time.
+_BAR_SPREAD = 0.2
+_TEXTS = ("report.css", "report.js")
 
 
-def write_report(connection: sa.Connection, session_id: int, path: Path) -> Path:
-    """Write the report of a session to `path` and return it; an older file is replaced at once or not at all.
+@dataclass(frozen=True)
+class _Drawing:
+    """A layer's curves, and the number of the colour of each job in them."""
 
-    A session without results gives a report that says so. Raises NotFound, BadInput if `path` cannot be written, or
-    StorageFull.
+    curve: curves.Curve
+    colours: dict[int, int]
+
+
+def write(figures: ReportFigures, path: Path) -> Path:
+    """Write the page to `path` and return it; an older file is replaced at once or not at all.
+
+    A session without results gives a page that says so. Raises BadInput if `path` cannot be written, or StorageFull.
     """
-    text = render(read_figures(connection, session_id))
+    text = render(figures)
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return path
@@ -36,6 +48,30 @@ def write_report(connection: sa.Connection, session_id: int, path: Path) -> Path
 
 def render(figures: ReportFigures) -> str:
     """The page; equal figures give equal text."""
+    environment = _environment()
+    longest = sorted(figures.layers, key=lambda layer: (-(layer.best_ms or 0) * max(1, layer.count), layer.config_id))
+    style, script = (_text(environment, name) for name in _TEXTS)
+    detailed = {layer.config_id for layer in longest[:MAX_DETAILS]}
+    solvers = Counter(layer.best.solver for layer in figures.layers if layer.best)
+    return environment.get_template("report.html.j2").render(
+        figures=figures,
+        decimals=formats.decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers),
+        field=curves,
+        drawings=_drawings(longest),
+        detailed=detailed,
+        listed={s.job_id for layer in figures.layers if layer.config_id in detailed for s in layer.solvers},
+        max_params=MAX_PARAMS,
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        winners=sorted(solvers.items(), key=lambda item: (-item[1], item[0])),
+        kinds=sorted({layer.kind for layer in figures.layers}),
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuna.reports", "."),
         autoescape=True,
@@ -43,79 +79,56 @@ def render(figures: ReportFigures) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        gflops=gflops, percent=percent, factor=factor, duration=duration, moment=moment, count=count, size=size
-    )
-    decimals = decimals_for(solver.time_ms for layer in figures.layers for solver in layer.solvers)
-    environment.filters["ms"] = lambda value: milliseconds(value, decimals)
-    return environment.get_template("report.html.j2").render(
-        figures=figures, curves=_curves(figures.layers), field=curves, max_curves=MAX_CURVES, max_params=MAX_PARAMS
-    )
+    names = ("gflops", "percent", "factor", "duration", "moment", "count", "size", "spread")
+    environment.filters.update({name: getattr(formats, name) for name in names})
+    environment.filters |= {"interval": interval_bar, "ms": _milliseconds}
+    environment.tests["failed"] = lambda layer: bool(layer.failed) or any(solver.cause for solver in layer.solvers)
+    return environment
 
 
-def _curves(layers: Iterable[LayerFigures]) -> dict[int, curves.Curve]:
+@pass_context
+def _milliseconds(context: Context, value: float | None) -> str:
+    """With the page's number of decimals."""
+    return formats.milliseconds(value, context["decimals"])
+
+
+def _text(environment: Environment, name: str) -> str:
+    """A file that the page holds as it is: nothing is put into it."""
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0].strip()
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names an inline style or script: of the text between its tags."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(f"\n{text}\n".encode()).digest()).decode()
+
+
+def _drawings(longest: Iterable[LayerFigures]) -> dict[int, _Drawing]:
     """Drawings by config id."""
-    drawn = [layer for layer in layers if layer.points]
-    drawn.sort(key=lambda layer: -layer.points[-1].best_ms)
-    return {layer.config_id: curves.curve(layer.points) for layer in drawn[:MAX_CURVES]}
+    drawn = [layer for layer in longest if any(solver.points for solver in layer.solvers)]
+    return {layer.config_id: _drawing(layer) for layer in drawn[:MAX_CURVES]}
 
 
-def decimals_for(times_ms: Iterable[float | None]) -> int:
-    """Decimals, from 3 to 6 and the same for all, that show three significant digits of the shortest time."""
-    shortest = min((time for time in times_ms if time), default=1.0)
-    return min(6, max(3, 2 - math.floor(math.log10(shortest))))
+def _drawing(layer: LayerFigures) -> _Drawing:
+    searched = [solver for solver in layer.solvers if solver.points]
+    names = Counter(solver.solver for solver in searched)
+
+    def name(solver: SolverFigures) -> str:
+        return solver.solver if names[solver.solver] == 1 else f"{solver.solver} (job {solver.job_id})"
+
+    levels = {"untuned": layer.untuned.time_ms if layer.untuned else None}
+    if layer.other:
+        levels[layer.other.solver] = layer.other.time_ms
+    drawn = curves.curve(
+        {name(solver): solver.points for solver in searched}, {text: time for text, time in levels.items() if time}
+    )
+    return _Drawing(drawn, {solver.job_id: index for index, solver in enumerate(searched[: curves.MAX_SERIES])})
 
 
-def milliseconds(value: float | None, decimals: int) -> str:
-    """A time in ms without its unit."""
-    return _DASH if value is None else f"{value:,.{decimals}f}"
-
-
-def gflops(value: float | None) -> str:
-    """A rate in GFLOP/s without its unit."""
-    return _DASH if value is None else f"{value:,.1f}"
-
-
-def percent(value: float | None) -> str:
-    """A share; one decimal below 10 %."""
-    if value is None:
-        return _DASH
-    return f"{100 * value:.{0 if round(value, 3) >= 0.1 or value == 0 else 1}f} %"
-
-
-def factor(value: float | None) -> str:
-    """How many times as much."""
-    return _DASH if value is None else f"{value:.2f}×"
-
-
-def count(value: int) -> str:
-    """A whole number with thousands apart."""
-    return f"{value:,}"
-
-
-def size(value: int | None) -> str:
-    """A number of bytes in the largest unit that leaves at least one."""
-    if value is None:
-        return _DASH
-    if value < 1024:
-        return f"{value} B"
-    power = min(3, int(math.log(value, 1024)))
-    return f"{value / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
-
-
-def duration(seconds: float | None) -> str:
-    """A duration in its two largest units."""
-    if seconds is None:
-        return _DASH
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def moment(value: datetime | None) -> str:
-    """A moment to the minute, in UTC."""
-    return _DASH if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
+def interval_bar(solver: SolverFigures) -> tuple[str, str] | None:
+    """Left end and width of the interval's bar in a drawing 100 wide, with the time at 50; None without an interval."""
+    if solver.interval_ms is None or not solver.time_ms:
+        return None
+    low, high = (50 + 50 * (end / solver.time_ms - 1) / _BAR_SPREAD for end in solver.interval_ms)
+    low, high = max(0.0, low), min(100.0, high)
+    return f"{low:.0f}", f"{max(2.0, high - low):.0f}"

@@ -1,4 +1,4 @@
-"""The content of a report as plain data: `queries` fills it from SQL, `html` shows it."""
+"""The content of a report as plain data: `queries` fills it from SQL, `html` and the command line show it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import statistics
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
+
+#: The name of a total that counts each layer of the session once.
+EACH_ONCE = "each layer once"
+
+
+@dataclass(frozen=True)
+class Against:
+    """The session whose times this one is compared with."""
+
+    session_id: int
+    library: str
+    library_version: str
+    reason: str
+    differences: tuple[str, ...] = ()  #: why the comparison is not like for like, a sentence each
 
 
 @dataclass(frozen=True)
@@ -21,15 +35,19 @@ class Header:
     first: datetime | None  #: start of the first step
     last: datetime | None  #: end of the last step
     simulated: int = 0  #: results that a stand-in timed
+    noisy: int = 0  #: results that were measured while the machine was busy
+    against: Against | None = None
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured trial in its layer's search: its number in order of measurement, its time, the best time so far."""
+    """A measured trial in its solver's search: its number in order of measurement, its time, the best time so far."""
 
     number: int
     time_ms: float
     best_ms: float
+    trial: int = 0  #: its index among the candidates of its job
+    params: str = ""  #: in one short line; "" in layers that get no curve
 
 
 @dataclass(frozen=True)
@@ -47,15 +65,40 @@ class SolverFigures:
     params: str  #: of the winner, in the solver's own form; "" without one, or for a solver that has none
     trials: int
     failed: int
+    params_short: str = ""  #: `params` in one line for people
+    interval_ms: tuple[float, float] | None = None  #: 95 % confidence interval of the median; None: too few repeats
+    noisy: bool = False  #: measured while the machine was busy
+    clock: str = ""  #: which clock timed it, "wall" or "cpu"; "" if that was not recorded
+    baseline: bool = False  #: the library's default, before any tuning
+    reproduce: str = ""  #: command that repeats the winner's measurement
+    points: tuple[Point, ...] = ()  #: of its search
+
+    @property
+    def spread(self) -> float | None:
+        """Half the width of the interval over the time."""
+        if self.interval_ms is None or not self.time_ms:
+            return None
+        return (self.interval_ms[1] - self.interval_ms[0]) / 2 / self.time_ms
+
+
+@dataclass(frozen=True)
+class OtherTime:
+    """The best time of a layer in the session that this one is compared with."""
+
+    solver: str
+    time_ms: float
+    gain_interval: tuple[float, float] | None = None  #: 95 % confidence interval of this time over the best time
+    noisy: bool = False
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """One layer: its solvers, fastest first and those without a winner last, and how the search went."""
+    """One layer: its solvers, fastest first, then baselines, then those without a winner, and how the search went."""
 
     config_id: int
     label: str
     driver: str
+    kind: str
     flops: int | None
     solvers: tuple[SolverFigures, ...]
     peak_share: float | None  #: of the measured fp32 peak of the device that the winner ran on
@@ -63,19 +106,43 @@ class LayerFigures:
     trials: int
     failed: int
     median_ms: float | None  #: of the good trials
-    points: tuple[Point, ...]
     no_winner: str  #: why there is no winner; "" if there is one
+    count: int = 1  #: how often the network has it; 0: not at all
+    other: OtherTime | None = None
 
     @property
     def best(self) -> SolverFigures | None:
-        """The fastest solver."""
+        """The fastest solver; a baseline only where nothing else has a time."""
         return self.solvers[0] if self.solvers and self.solvers[0].time_ms is not None else None
+
+    @property
+    def best_ms(self) -> float | None:
+        """The time of the fastest solver."""
+        return self.best.time_ms if self.best else None
+
+    @property
+    def untuned(self) -> SolverFigures | None:
+        """The fastest of the library's defaults, measured like every other solver."""
+        return next((solver for solver in self.solvers if solver.baseline and solver.time_ms), None)
+
+    @property
+    def gain_untuned(self) -> float | None:
+        """The untuned time over the best time."""
+        return _ratio(self.untuned.time_ms if self.untuned else None, self.best_ms)
+
+    @property
+    def gain_other(self) -> float | None:
+        """The other session's time over the best time."""
+        return _ratio(self.other.time_ms if self.other else None, self.best_ms)
 
     @property
     def speed_up(self) -> float | None:
         """The median trial's time over the best time."""
-        best = self.best
-        return self.median_ms / best.time_ms if best and best.time_ms and self.median_ms else None
+        return _ratio(self.median_ms, self.best_ms)
+
+
+def _ratio(time_ms: float | None, best_ms: float | None) -> float | None:
+    return time_ms / best_ms if time_ms and best_ms else None
 
 
 @dataclass(frozen=True)
@@ -109,11 +176,31 @@ class DeviceFigures:
 
 
 @dataclass(frozen=True)
+class TotalFigures:
+    """Sums over the layers of a network, each as often as the network has it."""
+
+    name: str
+    layers: int  #: distinct ones with a winner
+    missing: int  #: distinct ones without a winner, in this session or at all
+    calls: int  #: layers with a winner, each as often as the network has it
+    time_ms: float | None
+    gflops: float | None
+    peak_share: float | None
+    untuned_layers: int  #: distinct ones whose untuned time is known
+    gain_untuned: float | None  #: sum of the untuned times over the sum of the best times of the same layers
+    other_layers: int  #: distinct ones that the other session has too
+    gain_other: float | None
+
+
+@dataclass(frozen=True)
 class ReportFigures:
     """All figures of a session."""
 
     header: Header
     layers: tuple[LayerFigures, ...]
+    totals: tuple[
+        TotalFigures, ...
+    ]  #: of each network that has layers of the session; the first gives the layers' counts
     jobs: tuple[tuple[str, int], ...]  #: (state, number of jobs), most first
     failures: tuple[FailureFigures, ...]
     devices: tuple[DeviceFigures, ...]
@@ -152,17 +239,24 @@ class ReportFigures:
         return self.trials * 60 / self.wall_s if self.wall_s and self.trials else None
 
     @property
+    def mean_gain_untuned(self) -> float | None:
+        """Geometric mean of the layers' gains over untuned."""
+        return _mean(layer.gain_untuned for layer in self.layers)
+
+    @property
+    def mean_gain_other(self) -> float | None:
+        """Geometric mean of the layers' gains over the other session."""
+        return _mean(layer.gain_other for layer in self.layers)
+
+    @property
     def mean_speed_up(self) -> float | None:
-        """Geometric mean of the layers' speed-ups."""
-        factors = [layer.speed_up for layer in self.layers if layer.speed_up]
-        return statistics.geometric_mean(factors) if factors else None
+        """Geometric mean of the layers' speed-ups over their median trials."""
+        return _mean(layer.speed_up for layer in self.layers)
 
     @property
     def peak_share(self) -> float | None:
         """Share of the peak over all layers that have one, each counted with its time."""
-        known = [
-            (layer.peak_share, layer.best.time_ms or 0.0) for layer in self.layers if layer.peak_share and layer.best
-        ]
+        known = [(layer.peak_share, layer.best_ms or 0.0) for layer in self.layers if layer.peak_share]
         total = sum(time for _, time in known)
         return sum(share * time for share, time in known) / total if total else None
 
@@ -175,8 +269,15 @@ class ReportFigures:
         fields["header"]["environment"] = dict(self.header.environment)
         fields["jobs"] = dict(self.jobs)
         for layer, shown in zip(self.layers, fields["layers"], strict=True):
-            shown["speed_up"] = layer.speed_up
+            shown |= {name: getattr(layer, name) for name in ("speed_up", "gain_untuned", "gain_other")}
+            shown["untuned_ms"] = layer.untuned.time_ms if layer.untuned else None
         for device, shown in zip(self.devices, fields["devices"], strict=True):
             shown["idle_share"] = device.idle_share
-        derived = ("trials", "failed", "with_winner", "wall_s", "idle_share", "mean_speed_up", "peak_share")
-        return fields | {name: getattr(self, name) for name in derived}
+        derived = ("trials", "failed", "with_winner", "wall_s", "idle_share", "peak_share")
+        means = ("mean_gain_untuned", "mean_gain_other", "mean_speed_up")
+        return fields | {name: getattr(self, name) for name in (*derived, *means)}
+
+
+def _mean(gains: Any) -> float | None:
+    known = [gain for gain in gains if gain]
+    return statistics.geometric_mean(known) if known else None

@@ -2,7 +2,8 @@
 
 `python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program.
 `python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD` answers one JSON object per line. A request has an `op`,
-which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer.
+which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer. One with
+`fork` is answered by a fork of the process, which then ends.
 
 LIMITS is a JSON object: `parent` (process id), `memory_bytes` and `cpus`, the last two optional. Only the standard library is
 imported here, so that a start costs what Python costs.
@@ -19,7 +20,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 #: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
@@ -33,9 +34,7 @@ def limit_self(limits: Mapping[str, Any]) -> None:
     count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per allocator
     arena, so that a limit tight enough to help would stop a program that uses little.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != limits["parent"]:
-        raise SystemExit("the parent process is already gone")
+    _die_with_parent(limits["parent"])
     if os.getsid(0) != os.getpid():
         os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -43,6 +42,12 @@ def limit_self(limits: Mapping[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limits["memory_bytes"], limits["memory_bytes"]))
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit("the parent process is already gone")
 
 
 def serve(module: str, read_fd: int, write_fd: int) -> None:
@@ -53,14 +58,48 @@ def serve(module: str, read_fd: int, write_fd: int) -> None:
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
         for line in requests:
             request = json.loads(line)
-            number = request.pop("number")
-            try:
-                answer = {"number": number, "result": handlers[request.pop("op")](**request)}
-            except Exception as error:  # the boundary of the process: the parent decides what a failure means
-                text = "".join(traceback.format_exception(error))
-                answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
-            answers.write(json.dumps(answer).encode() + b"\n")
-            answers.flush()
+            if request.pop("fork", False):
+                _fork(handlers, request, answers)
+            else:
+                _answer(handlers, request, answers)
+
+
+def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> None:
+    number = request.pop("number")
+    try:
+        answer = {"number": number, "result": handlers[request.pop("op")](**request)}
+    except Exception as error:  # the boundary of the process: the parent decides what a failure means
+        text = "".join(traceback.format_exception(error))
+        answer = {"number": number, "error": f"{type(error).__name__}: {error}", "traceback": text}
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+def _fork(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> None:
+    """Answer in a fork; this process ends as the fork did, unless that answered."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _die_with_parent(parent)
+            _answer(handlers, request, answers)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        finally:  # never return into the loop of the parent
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(parent, -code)
+    if code:
+        os._exit(code)
 
 
 def main(argv: list[str]) -> None:

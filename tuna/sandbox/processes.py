@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tuna
+from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
 
 _CHILD = str(Path(__file__).with_name("child.py"))
@@ -41,8 +42,8 @@ _GRACE_S = 1.0
 class ChildTimeout(Exception):
     """The child did not answer in time; it and its process group were killed."""
 
-    def __init__(self, timeout_s: float, tail: str) -> None:
-        super().__init__(f"no answer within {timeout_s:g} s")
+    def __init__(self, limit: str, tail: str) -> None:
+        super().__init__(f"no answer within {limit}")
         self.tail = tail
 
 
@@ -183,9 +184,18 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def call(
-        self, request: Mapping[str, Any], timeout_s: float, cancelled: Callable[[], bool] = _never
+        self,
+        request: Mapping[str, Any],
+        timeout_s: float,
+        cancelled: Callable[[], bool] = _never,
+        *,
+        cpu_limit: bool = False,
     ) -> dict[str, Any]:
         """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
+
+        With `cpu_limit` the timeout counts the CPU time of the child and all that it started, so that other work on the machine
+        does not; a child that uses none for as long hangs, and so does one after 20 times as long. A request with `fork`
+        is answered by a fork of the child: a fresh process that has imported what the child has.
 
         Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled` returns True), which leave
         no process behind, and ChildFailed.
@@ -195,7 +205,7 @@ class Child:
             self._open()
         self._number += 1
         line = json.dumps({**request, "number": self._number}).encode() + b"\n"
-        answer = self._exchange(line, timeout_s, cancelled)
+        answer = self._exchange(line, timeout_s, cancelled, cpu_limit)
         if "error" in answer:
             raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")))
         return dict(answer["result"])
@@ -230,14 +240,19 @@ class Child:
         self._output = _Output(self._process, self.tail_bytes)
         self.starts += 1
 
-    def _exchange(self, line: bytes, timeout_s: float, cancelled: Callable[[], bool]) -> dict[str, Any]:
+    def _exchange(
+        self, line: bytes, timeout_s: float, cancelled: Callable[[], bool], cpu_limit: bool
+    ) -> dict[str, Any]:
         assert self._process is not None
-        deadline, pending, received = time.monotonic() + timeout_s, memoryview(line), bytearray()
+        pending, received, started = memoryview(line), bytearray(), time.monotonic()
+        limit = CpuLimit(self._process.pid, timeout_s, started) if cpu_limit else None
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            left = _TICK_S if limit else started + timeout_s - now
+            exceeded = limit.exceeded(now) if limit else f"{timeout_s:g} s" if left <= 0 else ""
+            if exceeded:
                 self.close()
-                raise ChildTimeout(timeout_s, self._output.text())
+                raise ChildTimeout(exceeded, self._output.text())
             if cancelled():
                 self.close()
                 raise ChildCancelled

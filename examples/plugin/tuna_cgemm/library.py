@@ -23,6 +23,7 @@ class CGemmLibrary(CandidateLibrary):
     kinds = ("gemm",)
     builder = "tuna_cgemm.kernel:CGemm"
     loader = "tuna_cgemm.kernel:CGemm"
+    forkable = True
 
     def environment(self) -> Environment:
         """The kind of CPU, the number of cores that measure, and the compiler."""

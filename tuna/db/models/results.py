@@ -38,10 +38,14 @@ class FindDb(Base):
     trial_number: Mapped[int | None]
     source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256
     simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
+    noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: the device was not quiet
+    clock: Mapped[str] = text(8, default="", server_default="")  #: that of its trial
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
-        UniqueConstraint("session_id", "config_id", "solver_id"), Index(None, "simulated", "session_id")
+        UniqueConstraint("session_id", "config_id", "solver_id"),
+        Index(None, "simulated", "session_id"),
+        Index(None, "noisy", "session_id"),
     )
 
 
@@ -86,6 +90,8 @@ class GoldenEntry(Base):
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
     algorithm: Mapped[str] = text(64)
+    noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    clock: Mapped[str] = text(8, default="", server_default="")
     problem_key: Mapped[str | None] = text(255)
     workload: Mapped[str | None] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     worker: Mapped[str] = text(255)

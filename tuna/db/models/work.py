@@ -123,6 +123,7 @@ class StepResult(Base):
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     busy_s: Mapped[float]
+    drift: Mapped[float | None]  #: change of the device's speed meanwhile, as a part of it
     __table_args__ = table(UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id"))
 
 
@@ -139,6 +140,9 @@ class Trial(Base):
     output_tail: Mapped[str] = mapped_column(LongText)
     times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list
     time_ms: Mapped[float | None]
+    low_ms: Mapped[float | None]  #: 95 % interval of the median
+    high_ms: Mapped[float | None]
+    clock: Mapped[str] = text(8, default="", server_default="")  #: `libraries.items.Trial.clock`
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
     measured_at: Mapped[datetime | None]
@@ -152,7 +156,8 @@ class Device(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id", ondelete="CASCADE"))
     name: Mapped[str] = text(255)
-    peak_gflops: Mapped[float | None]
+    peak_gflops: Mapped[float | None]  #: the highest that was measured beside a result
+    peak_source: Mapped[str] = text(8, default="", server_default="")  #: `libraries.probe.Probe.source`
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(UniqueConstraint("environment_id", "name"))
 

@@ -1,4 +1,4 @@
-"""Apache TVM, tuned on this machine's CPU with MetaSchedule's space."""
+"""Apache TVM on this machine's CPU: kernels of our own, and MetaSchedule's space for the rest."""
 
 from tuna.libraries.tvm.library import TvmLibrary
 

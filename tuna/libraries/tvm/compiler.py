@@ -1,23 +1,25 @@
-"""The TVM compile child: candidates from the MetaSchedule space, built to shared libraries. Imports TVM.
+"""The TVM compile child: candidates and their shared libraries. Imports TVM.
 
-Proposals are a function of (layer, solver, target, seed, count), so that a child which replaces a crashed one proposes
-the same candidates again.
+Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which replaces a crashed one
+proposes the same candidates again. A family of kernels gives the first points of its space, whatever the seed.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob
-from tuna.libraries.tvm import workloads
+from tuna.libraries.tvm import problems, workloads
 from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.solvers import BY_NAME, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
@@ -36,23 +38,32 @@ class TvmBuilder(Builder):
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
-        module = _proposals(job)[1][params].sch.mod
+        module = _proposals(job)[1][params].mod
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-        tvm.tirx.build(module, target=_target(job.target)).export_library(str(path))
+        tvm.tirx.build(module, target=problems.target_of(job.target)).export_library(str(path))
 
 
 @functools.lru_cache(maxsize=1)
-def _proposals(job: KernelJob) -> tuple[Any, dict[str, Any]]:
-    """The module and up to `count` different candidates by params; a round gives fewer than asked, for invalid ones are dropped."""
-    import_intrinsics()
-    target = _target(job.target)
-    with target:
+def _proposals(job: KernelJob) -> tuple[Any, dict[str, Schedule]]:
+    """The module and up to `count` different schedules of it by params."""
+    problem = problems.of(job)
+    if problem is not None:
+        module = problem.workload()
+        return module, _by_params(job, module, (problem.candidate(index) for index in range(problem.count(job.count))))
+    with problems.target_of(job.target):
         module = workloads.make(job.solver, job.config)
-    found: dict[str, Any] = {}
+    found = [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module)
+    return module, _by_params(job, module, found)
+
+
+def _sampled(job: KernelJob, module: Any) -> Iterable[Schedule]:
+    """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid ones are dropped."""
+    import_intrinsics()
+    found: dict[str, Schedule] = {}
     for number in range(_ROUNDS):
         context = ms.TuneContext(
             mod=module,
-            target=target,
+            target=problems.target_of(job.target),
             space_generator="post-order-apply",
             search_strategy="replay-trace",
             num_threads=1,
@@ -62,16 +73,20 @@ def _proposals(job: KernelJob) -> tuple[Any, dict[str, Any]]:
         missing = job.count - len(found)
         context.pre_tuning(missing, missing, context.generate_design_space())
         for candidate in context.generate_measure_candidates() or []:
-            found.setdefault(str(candidate.sch.trace), candidate)
+            found.setdefault(str(candidate.sch.trace), candidate.sch)
         if len(found) >= job.count:
             break
-    workload = ms.database.Workload(module)
-    records = (ms.database.TuningRecord(c.sch.trace, workload, None, target, c.args_info) for c in found.values())
-    return module, {_text(record.as_json()): c for record, c in zip(records, found.values(), strict=True)}
+    return found.values()
 
 
-def _target(text: str) -> Any:
-    return tvm.target.Target(json.loads(text))
+def _by_params(job: KernelJob, module: Any, schedules: Iterable[Schedule]) -> dict[str, Schedule]:
+    workload, target = ms.database.Workload(module), problems.target_of(job.target)
+    found = {}
+    for schedule in schedules:
+        arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+        record = ms.database.TuningRecord(schedule.trace, workload, None, target, arguments)
+        found[_text(record.as_json())] = schedule
+    return found
 
 
 def _text(value: Any) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import uuid
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 from tuna.settings import get_settings
 
@@ -41,9 +40,8 @@ def toolchain() -> str:
 def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, TVM."""
     found = tvm_version()
-    model, flags = _cpu()
-    digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
-    mcpu = _mcpu(found, model, digest)
+    cpu = cpu_model()
+    mcpu = _mcpu(found, cpu.name, cpu.digest)
     cores = len(eval_cpus())
     target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
     return Environment(
@@ -52,19 +50,10 @@ def describe() -> Environment:
         arch=mcpu,
         num_cu=cores,
         toolchain=toolchain(),
-        device=model,
+        device=cpu.name,
         target=json.dumps(target, sort_keys=True),
-        flags={"cpu_flags": digest},
+        flags={"cpu_flags": cpu.digest},
     )
-
-
-def _cpu() -> tuple[str, str]:
-    """Model name and instruction set flags of the first CPU."""
-    facts: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
-    return facts.get("model name", os.uname().machine), facts.get("flags", facts.get("Features", ""))
 
 
 def _mcpu(tvm: str, model: str, flags: str) -> str:

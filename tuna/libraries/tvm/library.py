@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.libraries.conditions import Condition
 from tuna.libraries.tvm import environment
-from tuna.libraries.tvm.solvers import TABLE
+from tuna.libraries.tvm.params import readable
+from tuna.libraries.tvm.solvers import TABLE, applicable
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
 
 
 class TvmLibrary(CandidateLibrary):
     """The tuner for TVM on this machine's CPU.
+
+    Layers in fp32 have kernels of our own (`kernels/`), others are searched with MetaSchedule.
 
     The defaults of its limits: importing TVM on a loaded machine can take half a minute. Most candidates build in under a
     second and winograd's in 4 s; a few unroll into code that LLVM optimises for minutes, and such a one has never been
@@ -26,8 +30,18 @@ class TvmLibrary(CandidateLibrary):
     device_kind = Kind.CPU
     options = CandidateOptions
     exporters = (TvmDatabaseExporter(),)
+    conditions = (
+        *CandidateLibrary.conditions,
+        Condition(
+            "layouts",
+            ("layer", "native"),
+            "layer: tensors as the layer says, conversions are timed; native: input and answer in blocks of channels",
+        ),
+        Condition("winograd", ("yes", "no"), "no: direct sums only, whose rounding errors are smaller"),
+    )
     builder = "tuna.libraries.tvm.compiler:TvmBuilder"
     loader = "tuna.libraries.tvm.evaluator:TvmLoader"
+    forkable = True  # TVM starts its threads with the first parallel kernel
 
     def environment(self) -> Environment:
         """CPU, measuring cores and TVM version."""
@@ -43,7 +57,11 @@ class TvmLibrary(CandidateLibrary):
 
     def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
-        return ((config, [row.name for row in TABLE if row.applies(config)]) for config in configs)
+        return ((config, applicable(config, environment.target, environment.conditions)) for config in configs)
+
+    def readable_params(self, params: str) -> str:
+        """The decisions of the schedule."""
+        return readable(params)
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """TVM's threads, which stay where the sandbox puts them."""

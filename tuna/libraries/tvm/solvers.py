@@ -1,25 +1,40 @@
-"""The solvers of the TVM library: each is one way to express a layer to MetaSchedule, and says where it applies."""
+"""The solvers of the TVM library: each is one way to compute a layer, and says where it applies. Imports no TVM.
+
+Three sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all tried in order; layers as
+expressions whose schedule MetaSchedule searches, for what the families do not cover; and the baseline, TVM without tuning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.configs.values import DataType, Direction
-from tuna.libraries.base import Solver
+from tuna.libraries.base import BASELINE, Solver
+from tuna.libraries.tvm.kernels import coverage, shape
+from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
 #: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32 fill an AVX-512 register.
 BLOCKS = (16, 8)
+#: fp32 values in a vector register of the CPUs that there are.
+_WIDTHS = (4, 8, 16)
+#: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their square root.
+_BOUND_TERMS = 2048 * 3 * 3
+#: A layer with more operations has no baseline: TVM's default code makes about 2 GFLOP/s, and a check takes four runs.
+_BASELINE_FLOPS = 4_000_000_000
 
 
 @dataclass(frozen=True)
 class TvmSolver:
-    """One row of the table; `builder` is the function in `workloads` that makes the kernel's definition."""
+    """One row of the table: either `family` or `builder` says what makes its kernels."""
 
     solver: Solver
-    builder: str
-    applies: Callable[[Config], bool]
+    applies: Callable[[Config, Mode], bool]
+    family: str = ""  #: of `kernels.families`
+    builder: str = ""  #: the function in `workloads` that makes the kernel's definition
 
     @property
     def name(self) -> str:
@@ -27,37 +42,101 @@ class TvmSolver:
         return self.solver.name
 
 
+def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Sequence[str]:
+    """The solvers for `config`, compiled for `target` (the JSON text of a session's), under a session's conditions.
+
+    MetaSchedule's space is searched only where no family of kernels covers the layer.
+    """
+    mode, cpu = mode_of(conditions), _is_cpu(target)
+    names = [row.name for row in FAMILIES if cpu and row.applies(config, mode) and _allowed(row, conditions)]
+    if not names:
+        names = [row.name for row in SEARCHED if row.applies(config, mode) and _allowed(row, conditions)]
+    return [*names, UNTUNED.name] if cpu and UNTUNED.applies(config, mode) else names
+
+
+def mode_of(conditions: Mapping[str, str]) -> Mode:
+    """In which layouts the families' kernels read and write: the condition `layouts`."""
+    return Mode(conditions.get("layouts", Mode.LAYER.value))
+
+
+def _allowed(row: TvmSolver, conditions: Mapping[str, str]) -> bool:
+    return row.solver.algorithm != "Winograd" or conditions.get("winograd", "yes") == "yes"
+
+
+def error_bound(solver: str, config: Config) -> float:
+    """The bound that the solver states, for the config's length of sums; infinite if it states none."""
+    stated = BY_NAME[solver].solver.error_bound
+    if stated is None:
+        return math.inf
+    terms = 1
+    if isinstance(config, GemmConfig):
+        terms = config.k
+    elif isinstance(config, ConvConfig):
+        channels = max(config.in_channels, config.out_channels) // config.group_count
+        terms = channels * config.fil_h * config.fil_w
+        if config.direction is Direction.BACKWARD_WEIGHTS:
+            terms = config.batchsize * math.prod(config.output_size)
+    return stated * max(1.0, math.sqrt(terms / _BOUND_TERMS))
+
+
 def block_of(config: ConvConfig) -> int | None:
     """The channel block for the blocked layout, None when the channels do not divide."""
     return next((b for b in BLOCKS if config.in_channels % b == 0 and config.out_channels % b == 0), None)
 
 
-def _forward(config: Config) -> bool:
+def _is_cpu(target: str) -> bool:
+    try:
+        return bool(json.loads(target)["kind"] == "llvm")
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _for_shape(
+    rule: Callable[[ConvShape, Mode], bool], direction: Direction = Direction.FORWARD
+) -> Callable[[Config, Mode], bool]:
+    """Whether a family's rule holds for vectors of any width: the target's width is known only where TVM is."""
+
+    def applies(config: Config, mode: Mode) -> bool:
+        if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
+            return False
+        found = [shape.of(config, width) for width in _WIDTHS]
+        return all(sizes.direction is direction and rule(sizes, mode) for sizes in found)
+
+    return applies
+
+
+def _winograd_tile(outputs: int) -> Callable[[Config, Mode], bool]:
+    return _for_shape(lambda sizes, mode: coverage.winograd(sizes, mode, outputs))
+
+
+def _forward(config: Config, mode: Mode) -> bool:
     if not isinstance(config, ConvConfig):
         return False
     return config.mode == "conv" and config.direction is Direction.FORWARD and min(config.output_shape) > 0
 
 
-def _plain_2d(config: Config) -> bool:
-    return isinstance(config, ConvConfig) and _forward(config) and config.spatial_dim == 2 and config.group_count == 1
+def _plain_2d(config: Config, mode: Mode) -> bool:
+    if not (isinstance(config, ConvConfig) and _forward(config, mode)):
+        return False
+    return config.spatial_dim == 2 and config.group_count == 1
 
 
-def _pointwise(config: Config) -> bool:
-    if not (isinstance(config, ConvConfig) and _plain_2d(config)):
+def _pointwise(config: Config, mode: Mode) -> bool:
+    if not (isinstance(config, ConvConfig) and _plain_2d(config, mode)):
         return False
     ones = (config.fil_h, config.fil_w, config.conv_stride_h, config.conv_stride_w)
     return ones == (1, 1, 1, 1) and (config.pad_h, config.pad_w) == (0, 0)
 
 
-def _blocked(config: Config) -> bool:
-    return isinstance(config, ConvConfig) and _plain_2d(config) and block_of(config) is not None
+def _blocked(config: Config, mode: Mode) -> bool:
+    return isinstance(config, ConvConfig) and _plain_2d(config, mode) and block_of(config) is not None
 
 
-def _winograd(config: Config) -> bool:
+def _winograd(config: Config, mode: Mode) -> bool:
     """F(4, 3): its transforms lose too many digits for half precision, and do not exist in whole numbers."""
-    if not (isinstance(config, ConvConfig) and _plain_2d(config)) or config.data_type is not DataType.FP32:
+    if not (isinstance(config, ConvConfig) and _plain_2d(config, mode)) or config.data_type is not DataType.FP32:
         return False
-    shape = (
+    sizes = (
         config.fil_h,
         config.fil_w,
         config.conv_stride_h,
@@ -65,26 +144,67 @@ def _winograd(config: Config) -> bool:
         config.dilation_h,
         config.dilation_w,
     )
-    return shape == (3, 3, 1, 1, 1, 1)
+    return sizes == (3, 3, 1, 1, 1, 1)
 
 
-def _plain_gemm(config: Config) -> bool:
+def _gemm(config: Config, mode: Mode) -> bool:
     return isinstance(config, GemmConfig) and config.is_plain
 
 
-def _row(name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config], bool]) -> TvmSolver:
-    return TvmSolver(Solver(name=name, kinds=(kind,), algorithm=algorithm), builder, applies)
+def _untuned(config: Config, mode: Mode) -> bool:
+    if not (_forward(config, mode) or _gemm(config, mode)):
+        return False
+    return config.flops is not None and config.flops <= _BASELINE_FLOPS
 
 
-#: Every solver. In each the kernel takes the config's own tensors in the config's own layouts, so that all answers to a config can
-#: be compared; one that works in another layout changes it inside the kernel, and its time includes that.
-TABLE: tuple[TvmSolver, ...] = (
-    _row("TvmConvDirectNCHW", "convolution", "Direct", "direct_channels_first", _forward),
-    _row("TvmConvDirectNHWC", "convolution", "Direct", "direct_channels_last", _plain_2d),
-    _row("TvmConvNCHWc", "convolution", "Direct", "blocked", _blocked),
-    _row("TvmConvIm2colGemm", "convolution", "GEMM", "im2col", _plain_2d),
-    _row("TvmConv1x1Gemm", "convolution", "GEMM", "pointwise", _pointwise),
-    _row("TvmConvWinograd", "convolution", "Winograd", "winograd", _winograd),
-    _row("TvmGemmDirect", "gemm", "GEMM", "gemm", _plain_gemm),
+def _family(
+    name: str, algorithm: str, family: str, applies: Callable[[Config, Mode], bool], error_bound: float
+) -> TvmSolver:
+    kind = "gemm" if family == "gemm" else "convolution"
+    return TvmSolver(Solver(name, (kind,), algorithm, error_bound=error_bound), applies, family=family)
+
+
+def _searched(name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config, Mode], bool]) -> TvmSolver:
+    return TvmSolver(Solver(name, (kind,), algorithm), applies, builder=builder)
+
+
+#: Families of kernels. The layouts are those of the session's condition `layouts`; weights are packed ahead of time.
+FAMILIES: tuple[TvmSolver, ...] = (
+    _family("TvmConvTile", "Direct", "direct", _for_shape(coverage.direct), coverage.DIRECT_ERROR),
+    _family("TvmConvDepthwise", "Direct", "depthwise", _for_shape(coverage.depthwise), coverage.DIRECT_ERROR),
+    _family("TvmConvPointwise", "Direct", "pointwise", _for_shape(coverage.pointwise), coverage.DIRECT_ERROR),
+    *(
+        _family(f"TvmConvWinogradF{outputs}", "Winograd", f"winograd{outputs}", _winograd_tile(outputs), bound)
+        for outputs, bound in coverage.WINOGRAD_ERROR.items()
+    ),
+    _family(
+        "TvmConvBackwardData",
+        "Direct",
+        "backward_data",
+        _for_shape(coverage.backward_data, Direction.BACKWARD_DATA),
+        coverage.DIRECT_ERROR,
+    ),
+    _family(
+        "TvmConvBackwardWeights",
+        "Direct",
+        "backward_weights",
+        _for_shape(coverage.backward_weights, Direction.BACKWARD_WEIGHTS),
+        coverage.DIRECT_ERROR,
+    ),
+    _family("TvmGemmTile", "GEMM", "gemm", coverage.gemm, coverage.DIRECT_ERROR),
 )
+#: Layers whose schedule MetaSchedule searches. The kernel takes the config's own tensors in the config's own layouts; one
+#: that works in another layout changes it inside the kernel, and its time includes that.
+SEARCHED: tuple[TvmSolver, ...] = (
+    _searched("TvmConvDirectNCHW", "convolution", "Direct", "direct_channels_first", _forward),
+    _searched("TvmConvDirectNHWC", "convolution", "Direct", "direct_channels_last", _plain_2d),
+    _searched("TvmConvNCHWc", "convolution", "Direct", "blocked", _blocked),
+    _searched("TvmConvIm2colGemm", "convolution", "GEMM", "im2col", _plain_2d),
+    _searched("TvmConv1x1Gemm", "convolution", "GEMM", "pointwise", _pointwise),
+    _searched("TvmConvWinograd", "convolution", "Winograd", "winograd", _winograd),
+    _searched("TvmGemmDirect", "gemm", "GEMM", "gemm", _gemm),
+)
+#: What TVM makes of a layer without a tuning database, in the layer's own layouts.
+UNTUNED = TvmSolver(Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False), _untuned, builder="untuned")
+TABLE: tuple[TvmSolver, ...] = (*FAMILIES, *SEARCHED, UNTUNED)
 BY_NAME = {row.name: row for row in TABLE}

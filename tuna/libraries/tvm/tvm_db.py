@@ -8,7 +8,9 @@ takes no notice of a record's target, so that one directory is for one environme
     {"key": CONFIG KEY, "driver": COMMAND, "solver": NAME, "time_ms": BEST, "workload": LINE, "records": [LINE, ...]},
     ...]}
 
-with lines counted from 0 and the fastest record first.
+with lines counted from 0 and the fastest record first. A layer has `"noisy": true` if the device was not quiet while its best
+record was measured, and `"packing"` if its kernel takes packed weights or tensors in blocks of channels: for each argument null
+or the steps of `packing.py`.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class TunedLayer:
     solver: str
     workload: str  #: JSON text `[structural hash, base64]`, compact
     records: tuple[TunedRecord, ...]
+    packing: list[dict[str, Any] | None] | None = None  #: for each argument of the kernel; None: as the layer says
+    noisy: bool = False  #: the device was not quiet while the best was measured
 
 
 def tuned_record(params: str, seconds: float, target: str) -> TunedRecord:
@@ -116,6 +120,8 @@ def _listed(layer: TunedLayer, index: int, lines: list[int]) -> dict[str, Any]:
         "time_ms": layer.records[0].seconds * 1000,
         "workload": index,
         "records": lines,
+        **({"packing": layer.packing} if layer.packing else {}),
+        **({"noisy": True} if layer.noisy else {}),
     }
 
 
@@ -129,7 +135,9 @@ def read(directory: Path) -> Iterator[TunedLayer]:
     try:
         for item in listing["layers"]:
             tuned = tuple(_record(records[line], item["workload"]) for line in item["records"])
-            yield TunedLayer(item["key"], item["driver"], item["solver"], workloads[item["workload"]], tuned)
+            workload, packing = workloads[item["workload"]], item.get("packing")
+            noisy = bool(item.get("noisy", False))
+            yield TunedLayer(item["key"], item["driver"], item["solver"], workload, tuned, packing, noisy)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(f"{directory} is damaged: its files do not fit each other ({error}).") from error
 

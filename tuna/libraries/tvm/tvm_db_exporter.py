@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -11,11 +12,13 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from tuna.configs import read_one
 from tuna.errors import BadInput
 from tuna.libraries import spool
 from tuna.libraries.exporter import Entry, Exporter, ExportOptions, Tally
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
-from tuna.libraries.tvm import tvm_db
+from tuna.libraries.tvm import packing, tvm_db
+from tuna.libraries.tvm.solvers import BY_NAME
 
 
 class TvmOptions(ExportOptions):
@@ -33,6 +36,7 @@ class _Row(NamedTuple):
     workload: str | None
     params: str
     config_key: str
+    noisy: bool
 
 
 class _Winner(NamedTuple):
@@ -46,6 +50,7 @@ class _Winner(NamedTuple):
     workload: str
     params: str
     config_key: str
+    noisy: bool
 
 
 class TvmDatabaseExporter(Exporter[TvmOptions]):
@@ -97,8 +102,18 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
                 tally.skipped[str(error)] += 1
                 continue
             written = True
-            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records)
+            packing, noisy = _packing(entry, records), bool(entry.noisy)
+            yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, packing, noisy)
         tally.configs += written
+
+
+def _packing(entry: _Winner, records: tuple[tvm_db.TunedRecord, ...]) -> list[dict[str, Any] | None] | None:
+    """How the kernel wants its tensors; None for a solver that takes the layer's own."""
+    solver = BY_NAME.get(entry.solver)
+    if solver is None or not solver.family:
+        return None
+    arguments = json.loads(records[0].schedule)[3]
+    return packing.of(read_one(entry.driver), solver.family, [extents for *_, extents in arguments])
 
 
 def _winners(source: ResultSource, tally: Tally) -> Iterator[tuple[Any, ...]]:

@@ -78,6 +78,15 @@ def direct_channels_last(config: ConvConfig) -> list[Any]:
     return [x, w, _cast(y, config)]
 
 
+def untuned(config: Config) -> list[Any]:
+    """The layer in its own layout and as plainly as it can be said: what Relax's operators become."""
+    if isinstance(config, GemmConfig):
+        return gemm(config)
+    assert isinstance(config, ConvConfig)
+    last = config.in_layout == "NHWC" and config.group_count == 1
+    return direct_channels_last(config) if last else direct_channels_first(config)
+
+
 def blocked(config: ConvConfig) -> list[Any]:
     """Direct convolution in NCHW[8|16]c, with the packing of both inputs and the unpacking of the answer."""
     x, w = _arguments(config)

@@ -18,6 +18,7 @@ class SoftmaxLibrary(CandidateLibrary):
     kinds = ("softmax",)
     builder = "tuna_softmax.kernel:CSoftmax"
     loader = "tuna_softmax.kernel:CSoftmax"
+    forkable = True
 
     def environment(self) -> Environment:
         return Environment(self.name, "1", platform.machine(), len(eval_cpus()), "cc")

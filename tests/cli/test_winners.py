@@ -1,0 +1,86 @@
+"""The table of winners on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import DRIVERS, DatabaseBuilder, memory
+from command_lines import Ended
+
+from tuna.cli import winners
+from tuna.reports.queries import read_figures
+from tuna.reports.report_data import ReportFigures
+
+
+@pytest.fixture(scope="module")
+def figures() -> ReportFigures:
+    """Two layers with an untuned time, and a session to compare with."""
+    with memory().connect() as connection:
+        build = DatabaseBuilder(connection)
+        session, other = build.session(), build.session(library="onednn", reason="vendor", library_version="3.2")
+        for driver, untuned_ms, best_ms in [(DRIVERS[1], 40.0, 2.0), (DRIVERS[2], 20.0, 4.0)]:
+            config = build.config(driver)
+            build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), untuned_ms)
+            build.winner(session, config, build.solver("Tile"), best_ms)
+            build.winner(other, config, build.solver("brgconv", library="onednn"), 3.0)
+        build.job(session, build.config(DRIVERS[5]), build.solver("Tile"), state="errored", cause="run_error")
+        return read_figures(connection, session, other)
+
+
+def test_the_table_has_each_layer_its_gains_and_the_total(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    winners.print_winners(figures)
+    lines = capsys.readouterr().out.splitlines()
+    (first,) = (line.split() for line in lines if "k64 3x3" in line)
+    assert first[-9:] == ["1", "Tile", "2.000", "115.6", "–", "20.00×", "1.50×", "0", "0"]
+    (failed,) = (line for line in lines if "gemm" in line)
+    assert "1 job errored (run_error)" in failed
+    (total,) = (line.split() for line in lines if "total: each layer once" in line)
+    assert total[-5:] == ["6.000", "55.7", "–", "10.00×", "1.00×"]
+    assert lines[-1] == (
+        "geometric mean of the layers (and of the total): 10.00× (10.00×) over untuned, 1.06× (1.00×) over onednn 3.2; "
+        "1 layers of it have no time"
+    )
+
+
+def test_a_narrow_terminal_shows_the_layer_the_time_and_the_gains(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winners, "_terminal_width", lambda: 72)
+    winners.print_winners(figures)
+    head = " ".join(capsys.readouterr().out.split("───")[0].split())
+    assert head == "over over layer ms untuned onednn"
+
+
+def test_what_was_noisy_or_measured_elsewhere_is_said(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figures.header.against is not None
+    against = dataclasses.replace(figures.header.against, differences=("The devices differ.",))
+    header = dataclasses.replace(figures.header, noisy=2, against=against)
+    winners.print_winners(dataclasses.replace(figures, header=header))
+    assert capsys.readouterr().err.splitlines() == [
+        "noisy: the machine was busy while 2 of the results were measured",
+        "not like for like: The devices differ.",
+    ]
+
+
+def test_a_session_without_layers_says_so(figures: ReportFigures, capsys: pytest.CaptureFixture[str]) -> None:
+    winners.print_winners(dataclasses.replace(figures, layers=(), totals=()))
+    assert capsys.readouterr().out == "There are no results in this session yet.\n"
+
+
+def test_the_report_command_prints_the_table_and_then_the_path(loaded: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = loaded("tuna", "report", "--session-id", 1, "-o", tmp_path / "r.html")
+    assert ended.code == 0, ended
+    assert "10 jobs new" in ended.out
+    assert ended.out.splitlines()[-1] == str(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    document = json.loads(loaded("tuna", "report", "--session-id", 1, "--json").out)
+    assert (len(document["layers"]), document["totals"][0]["missing"]) == (2, 2)
+    assert loaded("tuna", "report", "--session-id", 1, "--against", 1).code == 2

@@ -1,0 +1,78 @@
+"""`OneStepLibrary`: builds and measures in one step, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_candidates import ToyLibrary
+
+from tuna.artifacts import Artifacts
+from tuna.configs import GemmConfig
+from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.one_step import OneStepLibrary
+from tuna.testing.contracts.rehearsal import run_context
+from tuna.vocabulary import Cause
+
+Measure = Callable[[str], StepResult]
+
+
+class OneStepToy(OneStepLibrary, ToyLibrary):
+    """The toy, built where it is measured."""
+
+
+class NoStore(Artifacts):
+    """A store in which a worker that only measures may not write."""
+
+    def put(self, data: bytes) -> str:
+        raise AssertionError("an artifact left the machine")
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
+    """Run the step for some candidates; then the scratch folder is empty."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    library = OneStepToy()
+    store = NoStore((tmp_path / "shared").as_uri(), tmp_path / "cache")
+    context = replace(run_context(tmp_path), artifacts=store)
+
+    def run(params: str) -> StepResult:
+        options = {"params": params, "candidates": 9, "build_timeout_s": 4, "measure_timeout_s": 4, "described": True}
+        item = WorkItem(
+            job_id=1,
+            attempt=1,
+            session_id=1,
+            library="toy",
+            step="eval",
+            solver="Toy",
+            config=GemmConfig(2, 2, 2).to_json(),
+            options=options,
+        )
+        assert [step.name for step in library.steps] == ["eval"]
+        (result,) = library.run(library.steps[0], [item], context)
+        assert list(context.scratch.iterdir()) == []
+        return result
+
+    yield run
+    library.close()
+
+
+def test_what_is_built_is_measured_and_keeps_its_params(measure: Measure) -> None:
+    result = measure("good,build-raises,wrong,good")
+    assert [trial.cause for trial in result.trials] == [None, Cause.BUILD_ERROR, Cause.WRONG_RESULT, None]
+    assert [trial.params for trial in result.trials] == ["good", "build-raises", "wrong", "good"]
+    assert [trial.time_ms is not None for trial in result.trials] == [True, False, False, True]
+    assert [trial.build_s is not None for trial in result.trials] == [True, False, True, True]
+    assert {trial.artifact for trial in result.trials} == {None}
+    assert result.workload is None
+    assert result.ok
+    assert 0 < result.busy_s <= result.ended_at - result.started_at
+
+
+def test_where_nothing_is_built_nothing_is_measured(measure: Measure) -> None:
+    result = measure("build-raises")
+    assert (result.ok, result.cause) == (False, Cause.BUILD_ERROR)
+    assert result.device is None
+    assert (measure("none").cause, measure("fails").cause) == (Cause.NOT_APPLICABLE, Cause.BUILD_ERROR)

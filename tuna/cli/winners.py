@@ -1,0 +1,160 @@
+"""The winners of a session as a table on the terminal: the report in short."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna.cli.console import print_table
+
+if TYPE_CHECKING:
+    from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures
+
+#: Columns of a table that is not shown on a terminal.
+_WIDTH = 160
+#: Between two columns, and at the two ends together.
+_GAP = 3
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column: its cells, and how soon it is left out where the terminal is narrow (the highest number first)."""
+
+    title: str
+    of_layer: Callable[[LayerFigures], str]
+    of_total: Callable[[TotalFigures], str]
+    optional: int = 0
+    right: bool = True
+
+
+def print_winners(figures: ReportFigures) -> None:
+    """Best solver, time and gains of each layer, with the total; on a narrow terminal the lesser columns are left out."""
+    from tuna.reports import formats
+
+    if not figures.layers:
+        click.echo("There are no results in this session yet.")
+        return
+    columns = _columns(figures)
+    total = figures.totals[0] if figures.totals and figures.totals[0].layers else None
+    cells = [[column.of_layer(layer) for column in columns] for layer in figures.layers]
+    if total:
+        cells.append([column.of_total(total) for column in columns])
+    kept = _fitting(columns, cells, _terminal_width())
+    print_table(
+        "",
+        [columns[place].title for place in kept],
+        [[row[place] for place in kept] for row in cells],
+        right=[position for position, place in enumerate(kept) if columns[place].right],
+    )
+    if total:
+        click.echo(_sentence(figures, total))
+    if figures.header.noisy:
+        click.echo(
+            f"noisy: the machine was busy while {formats.count(figures.header.noisy)} of the results were measured",
+            err=True,
+        )
+    if figures.header.simulated:
+        click.echo(f"simulated: {figures.header.simulated} results were timed by a stand-in, not by a device", err=True)
+    for difference in figures.header.against.differences if figures.header.against else ():
+        click.echo(f"not like for like: {difference}", err=True)
+
+
+def _columns(figures: ReportFigures) -> list[_Column]:
+    from tuna.reports import formats
+
+    decimals = formats.decimals_for(layer.best_ms for layer in figures.layers)
+    other = figures.header.against
+    columns = [
+        _Column("layer", lambda layer: layer.label, lambda total: f"total: {total.name}", right=False),
+        _Column("count", lambda layer: str(layer.count), lambda total: formats.count(total.calls), optional=5),
+        _Column("best solver", _winner, lambda total: "", optional=1, right=False),
+        _Column(
+            "ms",
+            lambda layer: formats.milliseconds(layer.best_ms, decimals),
+            lambda total: formats.milliseconds(total.time_ms, decimals),
+        ),
+        _Column("±", _spread, lambda total: "", optional=6),
+        _Column(
+            "GFLOP/s",
+            lambda layer: formats.gflops(layer.best.gflops if layer.best else None),
+            lambda total: formats.gflops(total.gflops),
+            optional=4,
+        ),
+        _Column(
+            "of peak",
+            lambda layer: formats.percent(layer.peak_share),
+            lambda total: formats.percent(total.peak_share),
+            optional=2,
+        ),
+        _Column(
+            "over\nuntuned",
+            lambda layer: formats.factor(layer.gain_untuned),
+            lambda total: formats.factor(total.gain_untuned),
+        ),
+    ]
+    if other:
+        columns.append(
+            _Column(
+                f"over\n{other.library}",
+                lambda layer: formats.factor(layer.gain_other),
+                lambda total: formats.factor(total.gain_other),
+            )
+        )
+    columns.append(_Column("trials", lambda layer: formats.count(layer.trials), lambda total: "", optional=7))
+    columns.append(_Column("failed", lambda layer: formats.count(layer.failed), lambda total: "", optional=7))
+    return columns
+
+
+def _winner(layer: LayerFigures) -> str:
+    return layer.best.solver if layer.best else layer.no_winner
+
+
+def _spread(layer: LayerFigures) -> str:
+    from tuna.reports import formats
+
+    if layer.best is None:
+        return ""
+    return formats.spread(layer.best.spread) + (" noisy" if layer.best.noisy else "")
+
+
+def _sentence(figures: ReportFigures, total: TotalFigures) -> str:
+    """The gains in words: geometric means over the layers, and the sums."""
+    from tuna.reports import formats
+
+    gains = []
+    if figures.mean_gain_untuned is not None:
+        gains.append(f"{formats.factor(figures.mean_gain_untuned)} ({formats.factor(total.gain_untuned)}) over untuned")
+    other = figures.header.against
+    if other and figures.mean_gain_other is not None:
+        gains.append(
+            f"{formats.factor(figures.mean_gain_other)} ({formats.factor(total.gain_other)}) over "
+            f"{other.library} {other.library_version}"
+        )
+    missing = f"; {formats.count(total.missing)} layers of it have no time" if total.missing else ""
+    if not gains:
+        return f"{formats.count(total.layers)} layers have a winner; no untuned kernel was measured{missing}"
+    return f"geometric mean of the layers (and of the total): {', '.join(gains)}{missing}"
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+
+
+def _fitting(columns: Sequence[_Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that fit into `width`: optional ones are left out until the others do."""
+    widths = [
+        max(len(text) for text in (*column.title.split("\n"), *(row[place] for row in cells)))
+        for place, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    while sum(widths[place] + _GAP for place in kept) > width:
+        least = max(kept, key=lambda place: columns[place].optional)
+        if not columns[least].optional:
+            break
+        kept.remove(least)
+    return kept

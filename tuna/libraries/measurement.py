@@ -1,0 +1,207 @@
+"""Measures the candidates of one item: each one, then the best of them again in fresh processes, between two probes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuna.libraries.items import Trial, tail
+from tuna.libraries.repeats import CLOSE
+from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildTimeout
+from tuna.vocabulary import Cause
+
+#: Finalists at most, of those within `repeats.CLOSE` of the best.
+FINALISTS = 4
+#: Fresh processes in which finalists are measured again, besides the first one, and seconds for each finalist in one.
+PROCESSES = 2
+_FINAL_S = 0.5
+#: Above this drift everything is measured again, once; a result that drifts still is noisy.
+_DRIFT = 0.05
+#: So is one that was measured below this part of the highest peak that this worker has seen: the device was throttled.
+_THROTTLED = 0.9
+CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
+
+Call = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds for one candidate, and for what comes before the first."""
+
+    candidate_s: float
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The trials of an item, and how quiet the device was."""
+
+    trials: tuple[Trial, ...]
+    noisy: bool = False  #: while the best was measured
+    drift: float | None = None
+    peak_gflops: float | None = None
+    peak_source: str = ""
+
+
+class Measurement:
+    """Measures one item. `call` asks the eval child; `fresh` does so in a process in which nothing ran before."""
+
+    def __init__(
+        self, call: Call, fresh: Call, job: Mapping[str, Any], paths: Mapping[int, Path], limits: Limits, inputs: Path
+    ) -> None:
+        """`inputs`: a file for the inputs, which the caller removes."""
+        self._call, self._fresh, self._job = call, fresh, job
+        self._paths, self._limits, self._inputs = paths, limits, inputs
+
+    def run(self, highest_gflops: float = 0.0) -> Measured:
+        """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on this device."""
+        found = self._between_probes(list(self._paths), highest_gflops)
+        good = [trial.index for trial in found.trials if trial.cause is None]
+        if good and found.drift is not None and found.drift > _DRIFT:
+            again = self._between_probes(good, highest_gflops)
+            failed = {trial.index: trial for trial in found.trials if trial.cause is not None}
+            if again.drift is not None and (again.noisy, again.drift) < (found.noisy, found.drift):
+                trials = failed | {trial.index: trial for trial in again.trials}
+                found = Measured(**{**vars(again), "trials": tuple(trials[index] for index in self._paths)})
+        return found
+
+    def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
+        before = self._probe()
+        round_ = _Round(self, indices)
+        trials = round_.all()
+        after = self._probe()
+        best = min((t for t in trials if t.time_ms is not None), key=lambda t: (t.time_ms, t.index), default=None)
+        noisy = best is not None and best.index in round_.noisy
+        if before is None or after is None:
+            return Measured(trials, noisy)
+        top = max(before, after, key=lambda probe: float(probe["gflops"]))
+        peak = float(top["gflops"])
+        if best is None or best.clock == "own":  # the probe runs on this machine's cores, not on the device
+            return Measured(trials, noisy, None, peak, top["source"])
+        drift = max(_change(before[name], after[name]) for name in ("gflops", "copy_s"))
+        noisy = noisy or drift > _DRIFT or peak < _THROTTLED * highest_gflops
+        return Measured(trials, noisy, drift, peak, top["source"])
+
+    def _probe(self) -> dict[str, Any] | None:
+        try:
+            return self._call("probe", self._limits.start_s)
+        except CHILD_FAULTS:
+            return None
+
+    def first(self, index: int, best_ms: float | None) -> tuple[Trial, Mapping[str, Any] | None]:
+        """The trial of a candidate that is checked and measured, and its timing if it is right."""
+        try:
+            self._call("prepare", self._limits.start_s, config=self._job["config"])  # not this candidate's time
+            path = str(self._paths[index])
+            found = self._call("measure", self._limits.candidate_s, job=self._job, path=path, best_ms=best_ms)
+        except CHILD_FAULTS as error:
+            return _failed(index, error), None
+        if found["timing"] is None:
+            text = f"error {found['error']} is more than {found['tolerance']}; None: not all of the output was written"
+            return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]), None
+        return _timed(Trial(index=index, max_error=found["error"]), [found["timing"]]), found["timing"]
+
+    def again(self, trials: Sequence[Trial]) -> dict[int, Mapping[str, Any] | Trial]:
+        """The timings of these trials in one fresh process, by index; a trial that failed there instead of a timing."""
+        try:
+            return dict(zip((t.index for t in trials), self._timings(trials), strict=True))
+        except CHILD_FAULTS as error:
+            if len(trials) == 1:
+                return {trials[0].index: _failed(trials[0].index, error)}
+        found: dict[int, Mapping[str, Any] | Trial] = {}  # which of them it was
+        for trial in trials:
+            found |= self.again([trial])
+        return found
+
+    def _timings(self, trials: Sequence[Trial]) -> list[Mapping[str, Any]]:
+        saved = {"inputs": str(self._inputs), "arrays": self._saved()}
+        paths = [str(self._paths[trial.index]) for trial in trials]
+        times_ms = [trial.time_ms for trial in trials]
+        found = self._fresh(
+            "again",
+            self._limits.candidate_s * len(trials),
+            job=self._job,
+            paths=paths,
+            times_ms=times_ms,
+            budget_s=_FINAL_S,
+            **saved,
+        )
+        return list(found["timings"])
+
+    def _saved(self) -> Any:
+        config = self._job["config"]
+        return self._call("save_inputs", self._limits.start_s, config=config, path=str(self._inputs))["arrays"]
+
+
+class _Round:
+    """All candidates measured once, and the finalists in every process."""
+
+    def __init__(self, measurement: Measurement, indices: Sequence[int]) -> None:
+        self._measurement, self._indices = measurement, indices
+        self._trials: dict[int, Trial] = {}
+        self._timings: dict[int, list[Mapping[str, Any]]] = {}
+
+    @property
+    def noisy(self) -> set[int]:
+        """Candidates that were not measured on a quiet core."""
+        return {index for index, timings in self._timings.items() if any(timing["noisy"] for timing in timings)}
+
+    def all(self) -> tuple[Trial, ...]:
+        """The trials, in the order of the candidates."""
+        best_ms: float | None = None
+        for index in self._indices:
+            trial, timing = self._measurement.first(index, best_ms)
+            self._trials[index] = trial
+            if timing is not None and trial.time_ms is not None:
+                self._timings[index] = [timing]
+                best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
+        self._finals()
+        return tuple(self._trials.values())
+
+    def _finals(self) -> None:
+        """Measure the best few in fresh processes too, in turn."""
+        timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
+        finalists = [index for time_ms, index in timed if time_ms <= CLOSE * timed[0][0]][:FINALISTS]
+        for _ in range(PROCESSES):
+            finalists = [index for index in reversed(finalists) if self._trials[index].cause is None]
+            if not finalists:
+                return
+            for index, found in self._measurement.again([self._trials[index] for index in finalists]).items():
+                if isinstance(found, Trial):
+                    self._trials[index] = found
+                    del self._timings[index]
+                else:
+                    self._timings[index].append(found)
+                    self._trials[index] = _timed(self._trials[index], self._timings[index])
+
+
+def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
+    """With what its processes found: buffers come to lie elsewhere in each, so each has one vote."""
+    clocks = {timing["clock"] for timing in timings}
+    update = {
+        "times_ms": tuple(time_ms for timing in timings for time_ms in timing["times_ms"]),
+        "time_ms": statistics.median(timing["time_ms"] for timing in timings),
+        "low_ms": min(timing["low_ms"] for timing in timings),
+        "high_ms": max(timing["high_ms"] for timing in timings),
+        "clock": "cpu" if "cpu" in clocks else min(clocks),
+    }
+    return trial.model_copy(update=update)
+
+
+def _failed(index: int, error: ChildCrashed | ChildFailed | ChildTimeout) -> Trial:
+    cause, words = fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)
+    return Trial(index=index, cause=cause, output_tail=words)
+
+
+def fault(error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung: Cause) -> tuple[Cause, str]:
+    """The cause of a child's failure, and its details: the message and the tail of the output."""
+    detail = error.traceback if isinstance(error, ChildFailed) else error.tail
+    return hung if isinstance(error, ChildTimeout) else failed, tail(f"{detail.rstrip()}\n{error}".strip())
+
+
+def _change(one: float, other: float) -> float:
+    """As a part of the smaller value."""
+    return max(one, other) / min(one, other) - 1

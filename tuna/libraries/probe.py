@@ -1,0 +1,88 @@
+"""One fixed piece of work, run before and after a measurement: what changed in between was not the candidate.
+
+It has two parts, both by the thread's CPU time: the loop of multiply-adds, which feels the clock frequency and a sibling
+hyperthread, and copies within half of the L2 cache, which feel who else uses the core's caches.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuna.libraries import fma_loop
+
+_COPIES = 25
+_GEMM_SIZE, _GEMM_ROUNDS = 1024, 3
+_L2_BYTES = 512 << 10
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How fast this machine was at one moment."""
+
+    gflops: float  #: fp32 peak of the cores of this process
+    source: str  #: what it was found by: `fma` (the loop), `gemm` (NumPy's matrix product: less than the peak), `own` (the library)
+    copy_s: float  #: of a copy in the L2 cache
+
+    def as_json(self) -> dict[str, Any]:
+        """As a child process answers."""
+        return asdict(self)
+
+
+def probe(own_gflops: float | None = None) -> Probe:
+    """Run it now, within some 20 ms; `own_gflops` is the peak by the library's own word, which replaces the loop's."""
+    if own_gflops is not None:
+        return Probe(own_gflops, "own", _copy_s())
+    try:
+        return Probe(fma_loop.peak_gflops(tuple(sorted(os.sched_getaffinity(0)))), "fma", _copy_s())
+    except fma_loop.Unavailable:
+        return Probe(_gemm_gflops(), "gemm", _copy_s())
+
+
+def _copy_s() -> float:
+    """The fastest of several: a preemption does not count, a slower core does."""
+    source, target = _buffers()
+    best = float("inf")
+    for _ in range(_COPIES):
+        started = time.thread_time()
+        for _ in range(4):
+            np.copyto(target, source)
+        best = min(best, time.thread_time() - started)
+    return max(best, 1e-9)
+
+
+@functools.cache
+def _buffers() -> tuple[np.ndarray, np.ndarray]:
+    """Two of a quarter of the L2 cache each."""
+    floats = cache_bytes(2, _L2_BYTES) // 4 // 4
+    return np.ones(floats, dtype=np.float32), np.ones(floats, dtype=np.float32)
+
+
+def cache_bytes(level: int, otherwise: int, root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Size of the first core's data cache of that level as Linux tells it, else `otherwise`."""
+    for index in sorted(root.glob("cpu0/cache/index*")):
+        try:
+            if int((index / "level").read_text()) == level and (index / "type").read_text().strip() != "Instruction":
+                text = (index / "size").read_text().strip()
+                return int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return otherwise
+
+
+def _gemm_gflops() -> float:
+    """The best of a few matrix products by NumPy: a yardstick for CPUs without a loop here, not their peak."""
+    generator = np.random.default_rng(0)
+    a, b = (generator.random((_GEMM_SIZE, _GEMM_SIZE), dtype=np.float32) for _ in range(2))
+    best = float("inf")
+    for _ in range(_GEMM_ROUNDS):
+        started = time.perf_counter()
+        np.matmul(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 2 * _GEMM_SIZE**3 / best / 1e9

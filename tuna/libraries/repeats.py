@@ -1,0 +1,146 @@
+"""Repeats of a measurement on this machine's cores, by wall time and CPU time, and when there are enough of them.
+
+Wall time is what a user of the kernel waits for, but it includes what other processes do on the core. So the CPU time is
+read beside it, and a repeat during which the process was preempted is repeated. Where the core never gets quiet, the CPU
+time decides for a kernel that computes in the calling thread alone.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from tuna.libraries.intervals import FEWEST, half_width, median_interval
+
+#: One repeat lasts about this long: short beside a scheduler's time slices, so that some fit between two preemptions.
+REPEAT_S = 0.005
+#: Repeats go on until the 95 % interval of their median is within this part of it, or this much time is spent.
+NARROW = 0.02
+BUDGET_S = 1.0
+#: A wider interval than this marks the measurement as noisy.
+WIDE = 0.05
+#: A candidate that is this many times slower than the best is measured once.
+HOPELESS = 3.0
+#: Those within this factor of the best are finalists.
+CLOSE = 1.2
+#: A repeat with less CPU time than this part of its wall time was preempted.
+_BUSY = 0.97
+#: So many undisturbed repeats are enough when the time is spent.
+_ENOUGH = 3
+
+
+class Repeat(NamedTuple):
+    """One repeat: milliseconds for one run."""
+
+    wall_ms: float
+    cpu_ms: float | None  #: of the calling thread; None where other threads worked too, or it waited
+    preempted: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the repeats of one process say of a candidate."""
+
+    times_ms: tuple[float, ...]
+    time_ms: float  #: their median
+    low_ms: float  #: 95 % interval of the median
+    high_ms: float
+    clock: str  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
+    noisy: bool  #: never quiet, or the interval is wide
+
+    def as_json(self) -> dict[str, Any]:
+        """As a child process answers."""
+        return asdict(self)
+
+
+def timing(times_ms: Sequence[float], clock: str, *, quiet: bool = True) -> Timing:
+    """The summary of these times."""
+    # The clocks do not resolve more digits, and the text form is stored.
+    rounded = tuple(float(f"{time_ms:.6g}") for time_ms in times_ms)
+    middle = statistics.median(rounded)
+    low, high = median_interval(rounded)
+    wide = len(rounded) >= _ENOUGH and half_width(rounded, middle) > WIDE
+    return Timing(rounded, middle, low, high, clock, noisy=wide or not quiet)
+
+
+def repeat(loop: Callable[[], object], number: int, overhead_s: float = 0.0) -> Repeat:
+    """Time `loop`, which runs the kernel `number` times; `overhead_s` is what each run takes beyond the kernel."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    process_s, thread_s, wall_s = time.process_time(), time.thread_time(), time.perf_counter()
+    loop()
+    wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
+    process_s = time.process_time() - process_s
+    after = resource.getrusage(resource.RUSAGE_SELF)  # of all threads; an idle one switches never
+    idle = process_s < _BUSY * wall_s
+    waits = idle and after.ru_nvcsw > before.ru_nvcsw  # voluntarily, such as for a device
+    alone = process_s - thread_s <= (1 - _BUSY) * wall_s and not waits
+    preempted = after.ru_nivcsw > before.ru_nivcsw or (idle and not waits)
+
+    def each_ms(seconds: float) -> float:
+        return max(seconds / number - overhead_s, 1e-9) * 1e3
+
+    return Repeat(each_ms(wall_s), each_ms(thread_s) if alone else None, preempted)
+
+
+class Sampler:
+    """Collects repeats of one candidate until they are enough."""
+
+    def __init__(self, once: Callable[[], Repeat], budget_s: float = BUDGET_S, beyond_ms: float | None = None) -> None:
+        """`beyond_ms`: a candidate that is certainly slower than this need not be known more exactly."""
+        self._once, self._budget_s, self._beyond_ms = once, budget_s, beyond_ms
+        self._all: list[Repeat] = []
+        self._spent_s = 0.0
+
+    def add(self) -> None:
+        """One repeat more."""
+        started = time.perf_counter()
+        self._all.append(self._once())
+        self._spent_s += time.perf_counter() - started
+
+    @property
+    def done(self) -> bool:
+        """Whether the interval is narrow, or the time is spent."""
+        quiet, cpu = self._quiet, self._cpu
+        if self._is_enough(quiet):
+            return True
+        # A core that was not quiet for a third of the time will hardly become so.
+        if self._spent_s >= self._budget_s / 3 and len(quiet) < FEWEST and self._is_enough(cpu):
+            return True
+        return self._spent_s >= self._budget_s and len(self._all) >= _ENOUGH
+
+    def timing(self) -> Timing:
+        """What is known so far; undisturbed repeats count, and of a core that was never quiet the CPU time."""
+        quiet, cpu = self._quiet, self._cpu
+        if len(quiet) >= min(_ENOUGH, len(self._all)):
+            return timing(quiet, "wall")
+        if cpu:
+            return timing(cpu, "cpu", quiet=False)
+        return timing([found.wall_ms for found in self._all], "wall", quiet=False)
+
+    @property
+    def _quiet(self) -> list[float]:
+        return [found.wall_ms for found in self._all if not found.preempted]
+
+    @property
+    def _cpu(self) -> list[float]:
+        """CPU times of all repeats; empty if in one of them other threads worked too."""
+        found = [found.cpu_ms for found in self._all if found.cpu_ms is not None]
+        return found if len(found) == len(self._all) else []
+
+    def _is_enough(self, times_ms: Sequence[float]) -> bool:
+        if len(times_ms) < FEWEST:
+            return False
+        if self._beyond_ms is not None and median_interval(times_ms)[0] > self._beyond_ms:
+            return True
+        return half_width(times_ms, statistics.median(times_ms)) <= NARROW
+
+
+def settle(samplers: Sequence[Sampler]) -> None:
+    """Let the samplers take turns until each is done."""
+    while waiting := [sampler for sampler in samplers if not sampler.done]:
+        for sampler in waiting:
+            sampler.add()

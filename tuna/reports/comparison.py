@@ -1,0 +1,293 @@
+"""Sessions compared layer by layer: the time of each one's fastest solver, ratios to the first session, and totals."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import configs, networks, sessions
+from tuna.db.baselines import is_no_baseline
+from tuna.db.models import Config, ConfigTag, FindDb, Job, Solver, Trial
+from tuna.errors import BadInput, NotFound
+from tuna.libraries.base import Environment
+from tuna.reports.ratios import Ratio, ratio_of_medians
+
+#: The name of the total over all layers, each counted once.
+ALL_LAYERS = "all layers, each once"
+
+
+@dataclass(frozen=True)
+class ComparedSession:
+    """One of the sessions, in the order in which they were named; the first is the baseline."""
+
+    session_id: int
+    library: str
+    library_version: str
+    reason: str
+    device: str
+    arch: str
+    num_cu: int
+    conditions: Mapping[str, str]  #: of measurement, other than the default
+    layers: int  #: with a result
+    simulated: int  #: results that a stand-in timed
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest solver of a session for a layer."""
+
+    solver: str
+    params: str
+    time_ms: float
+    times_ms: tuple[float, ...]  #: every repeat; empty for an imported result
+
+
+@dataclass(frozen=True)
+class ComparedLayer:
+    """A layer that at least one of the sessions has a result for; tuples are in the order of the sessions."""
+
+    config_id: int
+    label: str
+    driver: str
+    bests: tuple[Best | None, ...]
+    missing: tuple[str, ...]  #: why a session has no result; "" where it has one
+    ratios: tuple[Ratio | None, ...]  #: a session's time over the first session's; None for the first, and without both
+    fastest: int | None  #: id of the fastest session; None if it is too close to say, or only one has a result
+    counts: Mapping[str, int]  #: how often the layer occurs, by network
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sums over the layers that all sessions have, each times its count; tuples are in the order of the sessions."""
+
+    name: str  #: a network, or ALL_LAYERS
+    layers: int
+    runs: int  #: sum of the counts
+    times_ms: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Each session's sum over the first session's."""
+        return tuple(time_ms / self.times_ms[0] for time_ms in self.times_ms)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found."""
+
+    sessions: tuple[ComparedSession, ...]
+    layers: tuple[ComparedLayer, ...]
+    totals: tuple[Total, ...]  #: over all layers first, then each network that has some of them
+    geometric_means: tuple[float, ...]  #: of the ratios over the layers that all have; 1 for the first session
+    differences: tuple[str, ...]  #: why the comparison is not like for like, a sentence each
+
+    @property
+    def common(self) -> tuple[ComparedLayer, ...]:
+        """The layers for which all sessions have a result."""
+        return tuple(layer for layer in self.layers if None not in layer.bests)
+
+    @property
+    def wins(self) -> tuple[int, ...]:
+        """For how many layers each session is the fastest."""
+        counted = Counter(layer.fastest for layer in self.layers)
+        return tuple(counted[session.session_id] for session in self.sessions)
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, for programs, with what follows from them."""
+        document = asdict(self)
+        for total, shown in zip(self.totals, document["totals"], strict=True):
+            shown["ratios"] = total.ratios
+        return document | {"wins": self.wins}
+
+
+def compare(connection: sa.Connection, session_ids: Sequence[int], tag: str | None = None) -> Comparison:
+    """Compare the results of two sessions or more; with `tag` only for the layers that carry it.
+
+    Raises BadInput for fewer than two different sessions, or where they have no layer in common; NotFound for an unknown
+    session or tag.
+    """
+    ids = list(dict.fromkeys(session_ids))
+    if len(ids) < 2:
+        raise BadInput("A comparison needs at least two different sessions.", hint="repeat --session-id")
+    if len(ids) < len(session_ids):
+        raise BadInput("A session is named twice.")
+    infos = [sessions.get(connection, session_id) for session_id in ids]
+    if tag is not None:
+        configs.require_tag(connection, tag)
+    found = _bests(connection, ids, tag)
+    layers = _layers(connection, ids, found)
+    common = [layer for layer in layers if None not in layer.bests]
+    compared = tuple(
+        ComparedSession(
+            session_id=info.id,
+            library=info.environment.library,
+            library_version=info.environment.library_version,
+            reason=info.reason,
+            device=info.environment.device,
+            arch=info.environment.arch,
+            num_cu=info.environment.num_cu,
+            conditions=dict(info.environment.conditions),
+            layers=sum(layer.bests[place] is not None for layer in layers),
+            simulated=_simulated(connection, info.id),
+        )
+        for place, info in enumerate(infos)
+    )
+    if not common:
+        counts = ", ".join(f"session {one.session_id}: {one.layers}" for one in compared)
+        raise NotFound(
+            "There is no layer for which all these sessions have a result.", hint=f"layers with one: {counts}"
+        )
+    return Comparison(
+        sessions=compared,
+        layers=tuple(layers),
+        totals=_totals(common),
+        geometric_means=_geometric_means(common),
+        differences=(*differences(ids, [info.environment for info in infos]), *_stand_ins(compared)),
+    )
+
+
+def _bests(connection: sa.Connection, ids: Sequence[int], tag: str | None) -> dict[int, dict[int, Best]]:
+    """config -> session -> its fastest solver; ties are broken by the solver's name."""
+    rank = sa.func.row_number().over(
+        partition_by=(FindDb.session_id, FindDb.config_id), order_by=(FindDb.time_ms, Solver.name)
+    )
+    wanted = [FindDb.session_id.in_(ids), FindDb.time_ms > 0, is_no_baseline()]
+    if tag is not None:
+        wanted.append(FindDb.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag)))
+    ranked = (
+        sa.select(FindDb.id, Solver.name.label("solver"), rank.label("place"))
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .where(*wanted)
+        .subquery()
+    )
+    query = (
+        sa.select(
+            FindDb.config_id,
+            FindDb.session_id,
+            ranked.c.solver,
+            FindDb.params,
+            FindDb.time_ms,
+            Trial.times_ms.label("all"),
+        )
+        .join(ranked, sa.and_(ranked.c.id == FindDb.id, ranked.c.place == 1))
+        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+    )
+    found: dict[int, dict[int, Best]] = defaultdict(dict)
+    for row in connection.execute(query):
+        repeats = tuple(float(time_ms) for time_ms in json.loads(row.all or "[]"))
+        found[row.config_id][row.session_id] = Best(row.solver, row.params, row.time_ms, repeats)
+    return found
+
+
+def _layers(
+    connection: sa.Connection, ids: Sequence[int], found: Mapping[int, Mapping[int, Best]]
+) -> list[ComparedLayer]:
+    texts = connection.execute(
+        sa.select(Config.id, Config.label, Config.driver)
+        .where(Config.id.in_(sa.select(FindDb.config_id).where(FindDb.session_id.in_(ids))))
+        .order_by(Config.id)
+    )
+    with_jobs = {
+        (row.session_id, row.config_id)
+        for row in connection.execute(
+            sa.select(Job.session_id, Job.config_id).where(Job.session_id.in_(ids)).distinct()
+        )
+    }
+    counts = networks.occurrences(connection)
+    layers = []
+    for config_id, label, driver in texts:
+        if config_id not in found:
+            continue
+        bests = tuple(found[config_id].get(session_id) for session_id in ids)
+        missing = tuple(
+            "" if best else "no winner" if (session_id, config_id) in with_jobs else "no jobs"
+            for session_id, best in zip(ids, bests, strict=True)
+        )
+        ratios = (None, *(_ratio(best, bests[0]) for best in bests[1:]))
+        fastest = _fastest(ids, bests)
+        layers.append(
+            ComparedLayer(config_id, label, driver, bests, missing, ratios, fastest, counts.get(config_id, {}))
+        )
+    return layers
+
+
+def _ratio(best: Best | None, base: Best | None) -> Ratio | None:
+    if best is None or base is None:
+        return None
+    return ratio_of_medians(best.time_ms, best.times_ms, base.time_ms, base.times_ms)
+
+
+def _fastest(ids: Sequence[int], bests: Sequence[Best | None]) -> int | None:
+    """The session whose time is less than every other's beyond doubt."""
+    there = sorted(
+        ((best.time_ms, session_id, best) for session_id, best in zip(ids, bests, strict=True) if best),
+        key=lambda entry: entry[:2],
+    )
+    if len(there) < 2:
+        return None
+    (_, session_id, first), *others = there
+    return session_id if all(_faster(first, other) for *_, other in others) else None
+
+
+def _faster(best: Best, other: Best) -> bool:
+    """Whether the interval of the ratio excludes 1; without an interval, whether the time is less."""
+    ratio = ratio_of_medians(best.time_ms, best.times_ms, other.time_ms, other.times_ms)
+    return ratio.certain if ratio.low is not None else ratio.value < 1
+
+
+def _totals(common: Sequence[ComparedLayer]) -> tuple[Total, ...]:
+    names = sorted({name for layer in common for name in layer.counts})
+    of_networks = (_total(name, [(one, one.counts[name]) for one in common if name in one.counts]) for name in names)
+    return (_total(ALL_LAYERS, [(layer, 1) for layer in common]), *of_networks)
+
+
+def _total(name: str, counted: Sequence[tuple[ComparedLayer, int]]) -> Total:
+    times = zip(*([best.time_ms * count for best in layer.bests if best] for layer, count in counted), strict=True)
+    return Total(name, len(counted), sum(count for _, count in counted), tuple(math.fsum(column) for column in times))
+
+
+def _geometric_means(common: Sequence[ComparedLayer]) -> tuple[float, ...]:
+    columns = zip(*(layer.ratios for layer in common), strict=True)
+    return tuple(statistics.geometric_mean(ratio.value if ratio else 1.0 for ratio in column) for column in columns)
+
+
+def _simulated(connection: sa.Connection, session_id: int) -> int:
+    marked = sa.and_(FindDb.simulated == sa.true(), FindDb.session_id == session_id)
+    return connection.execute(sa.select(sa.func.count()).select_from(FindDb).where(marked)).scalar_one()
+
+
+def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tuple[str, ...]:
+    """What of the sessions' machines and ways to measure is not the same, a sentence each."""
+    facts: dict[str, list[str]] = {
+        "measured on different devices": [one.device for one in environments],
+        "measured on different numbers of compute units": [str(one.num_cu) for one in environments],
+    }
+    if len({one.library for one in environments}) == 1:  # another library may name the same one in another way
+        facts["measured on different architectures"] = [one.arch for one in environments]
+    for name in sorted({name for one in environments for name in one.conditions}):
+        facts[f"measured under different conditions of {name}"] = [
+            one.conditions.get(name, "default") for one in environments
+        ]
+    found = []
+    for what, values in facts.items():
+        if len(set(values)) > 1:
+            each = "; ".join(
+                f"session {number}: {value or 'unknown'}" for number, value in zip(ids, values, strict=True)
+            )
+            found.append(f"The sessions were {what} ({each}).")
+    return tuple(found)
+
+
+def _stand_ins(compared: Sequence[ComparedSession]) -> tuple[str, ...]:
+    return tuple(
+        f"{one.simulated} results of session {one.session_id} were timed by a stand-in, not by a device."
+        for one in compared
+        if one.simulated
+    )

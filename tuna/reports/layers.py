@@ -1,0 +1,315 @@
+"""The layers of a session with their solvers, winners and searches."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tuna.configs import DataType, from_json_text
+from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
+from tuna.errors import BadInput, TunaError
+from tuna.libraries.base import BASELINE
+from tuna.libraries.registry import get_library
+from tuna.reports.network_totals import Counts, ordered
+from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
+from tuna.reports.steps import Steps
+
+#: Layers whose trials come with their params, for the curves: those that take the longest in the network.
+MAX_CURVES = 60
+#: Characters of params in one line.
+_SHORT = 160
+_FETCH_ROWS = 5000
+_EPOCH = datetime.min
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A good trial."""
+
+    at: datetime | None
+    number: int  #: among the candidates of its job
+    time_ms: float
+
+
+@dataclass
+class _Search:
+    """The trials of one job."""
+
+    trials: int = 0
+    failed: int = 0
+    measured: list[Measured] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _JobRow:
+    """A job and its winner, if it has one."""
+
+    id: int
+    state: str
+    cause: str | None
+    config_id: int
+    label: str
+    driver: str
+    kind: str
+    json: str
+    solver: str
+    algorithm: str
+    time_ms: float | None
+    workspace_bytes: int | None
+    params: str | None
+    trial_number: int | None
+    noisy: bool | None
+    clock: str | None
+    low_ms: float | None
+    high_ms: float | None
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """Of the winner's time."""
+        return None if self.low_ms is None or self.high_ms is None else (self.low_ms, self.high_ms)
+
+    @property
+    def winner_ms(self) -> float | None:
+        """The winner's time, if it is positive and finite."""
+        return self.time_ms if self.time_ms is not None and self.time_ms > 0 else None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of jobs beside their rows, by job id."""
+
+    searches: Mapping[int, _Search]
+    commands: Mapping[int, str]
+    params: Mapping[tuple[int, int], str]  #: by job id and trial number, where a curve is drawn
+    readable: Callable[[str], str]
+
+
+def read_layers(
+    connection: sa.Connection,
+    session_id: int,
+    library: str,
+    steps: Steps,
+    networks: Counts,
+    others: Mapping[int, OtherTime],
+) -> tuple[LayerFigures, ...]:
+    """The layers in the order of their import. `others` are times of another session by config id."""
+    jobs = _jobs(connection, session_id)
+    names = ordered(networks, jobs)
+    counts = {config_id: networks[names[0]].get(config_id, 0) if names else 1 for config_id in jobs}
+    readable = _readable(library)
+    facts = _Facts(
+        searches=_searches(connection, session_id),
+        commands=_commands(connection, session_id),
+        params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
+        readable=readable,
+    )
+    return tuple(
+        _layer(rows, facts, steps, counts[config_id], others.get(config_id)) for config_id, rows in jobs.items()
+    )
+
+
+def _readable(name: str) -> Callable[[str], str]:
+    """What makes params of the library readable; those of an unknown library stay as they are."""
+    try:
+        library = get_library(name)
+    except TunaError:
+        return _one_line
+    return lambda params: _one_line(library.readable_params(params))
+
+
+def _one_line(params: str) -> str:
+    words = " ".join(params.split())
+    return words if len(words) <= _SHORT else words[: _SHORT - 1] + "…"
+
+
+def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]]:
+    """By config id."""
+    query = (
+        sa.select(
+            Job.id,
+            Job.state,
+            Job.cause,
+            Job.config_id,
+            Config.label,
+            Config.driver,
+            Config.kind,
+            Config.json,
+            Solver.name.label("solver"),
+            Solver.algorithm,
+            FindDb.time_ms,
+            FindDb.workspace_bytes,
+            FindDb.params,
+            FindDb.trial_number,
+            FindDb.noisy,
+            FindDb.clock,
+            Trial.low_ms,
+            Trial.high_ms,
+        )
+        .join(Config, Config.id == Job.config_id)
+        .join(Solver, Solver.id == Job.solver_id)
+        # A winner belongs to the job that found it; another job of the same solver shows only its own trials.
+        .outerjoin(FindDb, FindDb.job_id == Job.id)
+        .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
+        .where(Job.session_id == session_id)
+        .order_by(Job.config_id, Solver.name, Job.id)
+    )
+    jobs: dict[int, list[_JobRow]] = defaultdict(list)
+    for row in connection.execute(query):
+        jobs[row.config_id].append(_JobRow(**row._mapping))
+    return dict(jobs)
+
+
+def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
+    query = (
+        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.measured_at)
+        .join(Job, Job.id == Trial.job_id)
+        .where(Job.session_id == session_id)
+    )
+    searches: dict[int, _Search] = defaultdict(_Search)
+    for job_id, number, time_ms, cause, at in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+        search = searches[job_id]
+        search.trials += 1
+        if cause is not None:
+            search.failed += 1
+        elif time_ms is not None and time_ms > 0:
+            search.measured.append(Measured(at, number, time_ms))
+    return searches
+
+
+def _commands(connection: sa.Connection, session_id: int) -> dict[int, str]:
+    """The command of each job's last good step on a device."""
+    query = (
+        sa.select(StepResult.job_id, StepResult.reproduce)
+        .join(Job, Job.id == StepResult.job_id)
+        .where(Job.session_id == session_id, StepResult.ok.is_(True), StepResult.device != "")
+        .order_by(StepResult.id)
+    )
+    return {job_id: text for job_id, text in connection.execute(query) if text}
+
+
+def _longest(jobs: Mapping[int, Sequence[_JobRow]], counts: Mapping[int, int]) -> list[int]:
+    """The configs that take the longest, each as often as the network has it."""
+    times = {
+        config_id: max(1, counts[config_id]) * min((row.winner_ms for row in rows if row.winner_ms), default=0.0)
+        for config_id, rows in jobs.items()
+    }
+    return sorted(times, key=lambda config_id: (-times[config_id], config_id))[:MAX_CURVES]
+
+
+def _trial_params(
+    connection: sa.Connection, session_id: int, configs: Sequence[int], readable: Callable[[str], str]
+) -> dict[tuple[int, int], str]:
+    query = (
+        sa.select(Trial.job_id, Trial.number, Trial.params)
+        .join(Job, Job.id == Trial.job_id)
+        .where(Job.session_id == session_id, Job.config_id.in_(configs), Trial.time_ms.is_not(None))
+    )
+    rows = connection.execute(query, execution_options={"yield_per": _FETCH_ROWS})
+    return {(job_id, number): readable(params or "") for job_id, number, params in rows}
+
+
+def _layer(rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None) -> LayerFigures:
+    first = rows[0]
+    flops, data_type = _work(first.json)
+    unranked = sorted((_solver(row, facts, flops) for row in rows), key=_rank)
+    best_ms = unranked[0].time_ms
+    solvers = [
+        replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None) for one in unranked
+    ]
+    if other and solvers[0].time_ms and any(one.time_ms and one.time_ms < solvers[0].time_ms for one in solvers):
+        other = replace(other, gain_interval=None)  # that of a baseline
+    measured = [trial.time_ms for row in rows if row.id in facts.searches for trial in facts.searches[row.id].measured]
+    share, unknown = _peak_share(solvers[0], data_type, steps)
+    return LayerFigures(
+        config_id=first.config_id,
+        label=first.label,
+        driver=first.driver,
+        kind=first.kind,
+        flops=flops,
+        solvers=tuple(solvers),
+        peak_share=share,
+        peak_unknown=unknown,
+        trials=sum(solver.trials for solver in solvers),
+        failed=sum(solver.failed for solver in solvers),
+        median_ms=statistics.median(measured) if measured else None,
+        no_winner=_no_winner(solvers),
+        count=count,
+        other=other,
+    )
+
+
+def _work(json_text: str) -> tuple[int | None, DataType | None]:
+    """Floating-point operations and data type of a config; None where it has none, or of a kind that is not installed."""
+    try:
+        config = from_json_text(json_text)
+    except BadInput:
+        return None, None
+    data_type = getattr(config, "data_type", None)
+    return config.flops, data_type if isinstance(data_type, DataType) else None
+
+
+def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
+    search = facts.searches.get(row.id) or _Search()
+    time_ms = row.winner_ms
+    command = facts.commands.get(row.id, "") if time_ms else ""
+    return SolverFigures(
+        job_id=row.id,
+        solver=row.solver,
+        state=row.state,
+        cause=row.cause,
+        time_ms=time_ms,
+        gflops=flops / time_ms / 1e6 if flops and time_ms else None,
+        times_slower=None,
+        workspace_bytes=row.workspace_bytes,
+        params=row.params or "",
+        trials=search.trials,
+        failed=search.failed,
+        params_short=facts.readable(row.params or ""),
+        interval_ms=row.interval_ms if time_ms else None,
+        noisy=bool(row.noisy),
+        clock=row.clock or "",
+        baseline=row.algorithm == BASELINE,
+        reproduce=f"{command} --index {row.trial_number}" if command and row.trial_number is not None else command,
+        points=best_so_far(search.measured, lambda number: facts.params.get((row.id, number), "")),
+    )
+
+
+def _rank(solver: SolverFigures) -> tuple[bool, bool, float, str, int]:
+    """A baseline is a winner only where nothing else has a time."""
+    return solver.time_ms is None, solver.baseline, solver.time_ms or 0.0, solver.solver, solver.job_id
+
+
+def _peak_share(best: SolverFigures, data_type: DataType | None, steps: Steps) -> tuple[float | None, str]:
+    if best.gflops is None:
+        return None, "no winner"
+    if data_type is not DataType.FP32:
+        return None, "the peak is measured in fp32 only"
+    peak = steps.peak_gflops(best.job_id)
+    return (best.gflops / peak, "") if peak else (None, "the device's peak was not measured")
+
+
+def _no_winner(solvers: Sequence[SolverFigures]) -> str:
+    """Why no solver has a winner: the states of its jobs."""
+    if solvers[0].time_ms is not None:
+        return ""
+    ends = Counter(f"{solver.state} ({solver.cause})" if solver.cause else solver.state for solver in solvers)
+    return ", ".join(f"{count} {'job' if count == 1 else 'jobs'} {end}" for end, count in sorted(ends.items()))
+
+
+def best_so_far(measured: Sequence[Measured], params: Callable[[int], str] = lambda number: "") -> tuple[Point, ...]:
+    """Good trials as a search: in order of measurement, then number, with the best time so far."""
+
+    def order(trial: Measured) -> tuple[bool, datetime, int, float]:
+        return trial.at is None, trial.at.replace(tzinfo=None) if trial.at else _EPOCH, trial.number, trial.time_ms
+
+    points: list[Point] = []
+    best = float("inf")
+    for position, trial in enumerate(sorted(measured, key=order), 1):
+        best = min(best, trial.time_ms)
+        points.append(Point(position, trial.time_ms, best, trial.number, params(trial.number)))
+    return tuple(points)

@@ -1,0 +1,61 @@
+"""Queries for the attempts at a session's steps: devices, their peaks and how busy they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tuna.db.models import Device, Job, StepResult
+from tuna.reports.report_data import DeviceFigures
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Devices and times of the accepted attempts."""
+
+    first: datetime | None
+    last: datetime | None
+    devices: tuple[DeviceFigures, ...]
+    device_of_job: Mapping[int, str]
+
+    def peak_gflops(self, job_id: int) -> float | None:
+        """Of the device that measured the job."""
+        name = self.device_of_job.get(job_id, "")
+        return next((device.peak_gflops for device in self.devices if device.name == name), None)
+
+
+def read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
+    """What the accepted attempts of the session's jobs say."""
+    by_name = sa.select(Device.name, Device.peak_gflops).where(Device.environment_id == environment_id)
+    peaks = {row[0]: row[1] for row in connection.execute(by_name)}
+    of_session = sa.select(Job.id).where(Job.session_id == session_id)
+    first, last = connection.execute(
+        sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at)).where(
+            StepResult.job_id.in_(of_session)
+        )
+    ).one()
+    # Only a step that runs on a device names one.
+    on_device = (StepResult.job_id.in_(of_session), StepResult.device != "")
+    query = (
+        sa.select(
+            StepResult.device,
+            sa.func.count(),
+            sa.func.sum(StepResult.busy_s),
+            sa.func.min(StepResult.started_at),
+            sa.func.max(StepResult.ended_at),
+        )
+        .where(*on_device)
+        .group_by(StepResult.device)
+        .order_by(StepResult.device)
+    )
+    devices = tuple(
+        DeviceFigures(
+            name, peaks.get(name), count, busy or 0.0, (end - start).total_seconds() if start and end else 0.0
+        )
+        for name, count, busy, start, end in connection.execute(query)
+    )
+    pairs = sa.select(StepResult.job_id, StepResult.device).where(*on_device).order_by(StepResult.id)
+    return Steps(first, last, devices, {row[0]: row[1] for row in connection.execute(pairs)})
