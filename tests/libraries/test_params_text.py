@@ -16,6 +16,8 @@ USE = ["Annotate", ["b2", "v9"], ["meta_schedule.unroll_explicit"], []]
 FIXED = ["Annotate", ["b2", 16], ["meta_schedule.parallel"], []]
 PLACE = ["SampleComputeLocation", ["b0"], [], ["l5"]]
 
+OURS = ["Annotate", ["b1", '"rows 1, columns 6"'], ["tuna.params"], []]
+
 
 def record(instructions: list[Any], decisions: list[Any]) -> str:
     """Params as TVM writes them."""
@@ -29,6 +31,7 @@ def record(instructions: list[Any], decisions: list[Any]) -> str:
         (record([UNROLL, USE, PLACE, PLACE], [[0, 2], [2, -2], [3, 4]]), "unroll explicit 64, inlined, at loop 4"),
         (record([UNROLL], [[0, 1]]), "choice 16"),
         (record([POINT], [[0, 1]]), "point 2 of 3"),
+        (record([POINT, OURS], [[0, 1]]), "rows 1, columns 6"),
         (record([FIXED], []), record([FIXED], [])),
         ("4,2,16", "4,2,16"),
         ("[[1]]", "[[1]]"),

@@ -6,11 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: Annotation with which one of our kernels says its parameters; `kernels.families` writes it.
+OWN = "tuna.params"
+
 
 def readable(params: str) -> str:
-    """The decisions of a MetaSchedule record: `tiles 4·2·1·8 3·1, unroll explicit 64`; any other text as it is."""
+    """The parameters that a record names itself, or the decisions of a MetaSchedule record: `tiles 4·2·1·8, unroll explicit 64`.
+
+    Any other text stays as it is.
+    """
     try:
         instructions, decisions = json.loads(params)[0]
+        for name, inputs, attributes, _ in reversed(instructions):
+            if name == "Annotate" and attributes == [OWN]:
+                return str(json.loads(inputs[1]))
         return _text(instructions, dict(decisions)) or params
     except (ValueError, TypeError, LookupError, AttributeError):
         return params

@@ -13,6 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import Direction
+from tuna.libraries.tvm import params
 from tuna.libraries.tvm.kernels import (
     backward_data,
     backward_weights,
@@ -53,7 +54,7 @@ class Family:
         points = self.space(layer)
         sch = Schedule(self.workload(layer))
         _sample(sch, len(points), index)
-        self.apply(sch, layer, points[index])
+        self._apply(sch, layer, points[index])
         return sch
 
     def space_generator(self, layer: Layer | gemm.Product) -> ms.space_generator.ScheduleFn:
@@ -62,9 +63,15 @@ class Family:
 
         def sample(sch: Schedule) -> None:
             index = int(sch.get(_sample(sch, len(points))))
-            self.apply(sch, layer, points[index])
+            self._apply(sch, layer, points[index])
 
         return ms.space_generator.ScheduleFn(sample, postprocs=[])
+
+    def _apply(self, sch: Schedule, layer: Layer | gemm.Product, point: Any) -> None:
+        """Apply a point, and leave its parameters in the trace for those who read a record."""
+        self.apply(sch, layer, point)
+        text = ", ".join(f"{name} {value}" for name, value in point.to_json().items())
+        sch.annotate(sch.get_sblock("root"), params.OWN, text)
 
 
 def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
