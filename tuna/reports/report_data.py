@@ -168,6 +168,9 @@ class DeviceFigures:
     steps: int
     busy_s: float
     span_s: float
+    peak_source: str = (
+        ""  #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library); "": not known
+    )
 
     @property
     def idle_share(self) -> float | None:

@@ -29,8 +29,10 @@ class Steps:
 
 def read_steps(connection: sa.Connection, session_id: int, environment_id: int) -> Steps:
     """What the accepted attempts of the session's jobs say."""
-    by_name = sa.select(Device.name, Device.peak_gflops).where(Device.environment_id == environment_id)
-    peaks = {row[0]: row[1] for row in connection.execute(by_name)}
+    by_name = sa.select(Device.name, Device.peak_gflops, Device.peak_source).where(
+        Device.environment_id == environment_id
+    )
+    peaks = {name: (gflops, source) for name, gflops, source in connection.execute(by_name)}
     of_session = sa.select(Job.id).where(Job.session_id == session_id)
     first, last = connection.execute(
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at)).where(
@@ -53,7 +55,12 @@ def read_steps(connection: sa.Connection, session_id: int, environment_id: int) 
     )
     devices = tuple(
         DeviceFigures(
-            name, peaks.get(name), count, busy or 0.0, (end - start).total_seconds() if start and end else 0.0
+            name=name,
+            peak_gflops=peaks.get(name, (None, ""))[0],
+            steps=count,
+            busy_s=busy or 0.0,
+            span_s=(end - start).total_seconds() if start and end else 0.0,
+            peak_source=peaks.get(name, (None, ""))[1],
         )
         for name, count, busy, start, end in connection.execute(query)
     )
