@@ -168,7 +168,8 @@ class DeviceFigures:
     steps: int
     busy_s: float
     span_s: float
-    peak_source: str = (
+    #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's word); "": not known
+    peak_source: str = ""
         ""  #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library); "": not known
     )
 
