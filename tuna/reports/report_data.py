@@ -170,8 +170,6 @@ class DeviceFigures:
     span_s: float
     #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library's word); "": not known
     peak_source: str = ""
-        ""  #: `fma` (a loop of multiply-adds), `gemm` (NumPy's, less than the peak), `own` (the library); "": not known
-    )
 
     @property
     def idle_share(self) -> float | None:
