@@ -59,13 +59,13 @@ def test_layers_of_no_model_come_last_with_weight_one(scene: Scene) -> None:
     assert found.total.before_ms == 2 * 1.0 + 2.0
 
 
-def test_a_weight_is_summed_over_frameworks(scene: Scene) -> None:
+def test_a_network_of_several_frameworks_counts_once_with_the_largest_weight(scene: Scene) -> None:
     scene.network("Resnet50", {A: 3})
     (model,) = scene.rows(sa.select(models.Model.id))
     with scene.builder() as build:
         keys = {"model_id": model.id, "framework_id": build.insert(models.Framework, name="other", version="1")}
         build.insert(models.ModelConfig, **keys, config_id=build.config(A), gpu_count=8, weight=4)
-    assert _grown(scene, {A: 1.0}, {A: 2.0}).models[0].after_ms == 7 * 2.0
+    assert _grown(scene, {A: 1.0}, {A: 2.0}).models[0].after_ms == 4 * 2.0
 
 
 def test_changes_say_what_was_there_and_what_is_with_their_origins(scene: Scene) -> None:

@@ -60,10 +60,11 @@ def print_table(
 class ProgressView:
     """Progress of a session, with rate and ETA; starts at the current counts."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, notice: str = "") -> None:
+        """`notice`: a sentence to print before the first counts, if there are any."""
         from rich.console import Console
 
-        self._title = title
+        self._title, self._notice = title, notice
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
         self._task: Any = None
@@ -99,6 +100,9 @@ class ProgressView:
         """Show new counts; nothing as long as there are no jobs."""
         if not counts.total:
             return
+        if self._notice:
+            self._console.print(self._notice)
+            self._notice = ""
         note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
         if self._bar is not None:
             self._bar.update(self._task, completed=counts.finished, total=counts.total, note=note)

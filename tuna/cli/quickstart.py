@@ -12,7 +12,7 @@ import click
 from tuna import api
 from tuna.cli import show
 from tuna.cli.winners import print_winners
-from tuna.cli.work import warn_if_busy, work_through
+from tuna.cli.work import work_through
 from tuna.errors import LibraryMissing
 
 TAG = "resnet50"
@@ -39,7 +39,6 @@ def quickstart(output: Path, candidates: int) -> int:
     twice.
     """
     output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
-    warn_if_busy()
     session_id = _prepared("tvm", {"candidates": candidates})
     errored = work_through(session_id, workers=True)
     vendor = _vendor()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 )
 def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
     """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
-    warn_if_busy()
     return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
 
 
@@ -35,19 +34,13 @@ def enqueue(session_id: int, steps: str | None) -> int:
     return 1 if work_through(session_id, options.split(steps)) else 0
 
 
-def warn_if_busy() -> None:
-    """Tell on stderr that other programs use this machine, and what to do."""
-    from tuna.sandbox.load import load
-
-    if advice := load().advice:
-        click.echo(advice, err=True)
-
-
 def work_through(
     session_id: int, steps: Sequence[str] = (), *, workers: bool = False, processes: int | None = None
 ) -> int:
     """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored."""
-    with ProgressView(f"session {session_id}") as view:
+    from tuna.sandbox.load import load
+
+    with ProgressView(f"session {session_id}", load().advice if workers else "") as view:
         if workers:
             end = api.run(session_id, steps, processes=processes, on_progress=view.update)
         else:
