@@ -1,0 +1,192 @@
+"""Writes the model anew with our kernels: tensors stay in blocks of channels from one to the next. Imports TVM.
+
+A value of the model has up to two forms, plain and in blocks, each made when an operator first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tuna.configs import ConvConfig
+from tuna.configs.task import TaskConfig
+from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.models import blocked
+from tuna.models.graph import Graph, Node, constant_of, extents, substitute
+from tuna.models.groups import Group
+
+#: Operators on each value alone that map 0 to 0, so that what fills the last block up stays 0.
+_ELEMENTWISE = ("nn.relu", "nn.relu6", "clip", "maximum", "minimum", "add", "multiply", "nn.silu", "nn.gelu")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel of a task."""
+
+    function: Any  #: scheduled PrimFunc
+    pack: Callable[[Any], Any]  #: weights as it takes them
+    shape: ConvShape | None  #: of a convolution
+
+
+class Emitter:
+    """One model, written once by `run`."""
+
+    def __init__(self, graph: Graph, groups: list[Group], kernel: Callable[[TaskConfig], Chosen | None], block: int):
+        """`kernel` gives the kernel of a task, None to leave it to TVM."""
+        self._graph, self._kernel, self._block = graph, kernel, block
+        self._plain: dict[Any, Any] = {}
+        self._blocks: dict[Any, Any] = {}
+        self._functions: dict[Any, Any] = {}
+        self._last = {group.answer: group for group in groups}
+        self._inside = {node.var for group in groups for node in group.nodes}
+        self._builder = relax.BlockBuilder()
+        self.calls: list[tuple[str, TaskConfig | None]] = []  #: of functions that are not TVM's own: name and task
+
+    def run(self) -> tvm.IRModule:
+        """The module, whose function `main` takes and returns what the model does."""
+        builder = self._builder
+        for param in self._graph.params:
+            self._plain[param] = param
+        with builder.function("main", list(self._graph.params)):
+            with builder.dataflow():
+                for node in self._graph.nodes:
+                    self._emit(node)
+                result = builder.emit_output(substitute(self._graph.result, _Lookup(self.plain)))
+            builder.emit_func_output(result)
+        return builder.finalize()
+
+    def plain(self, var: Any) -> Any:
+        """The value in the model's own layout."""
+        if var not in self._plain:
+            shape = extents(var)
+            assert shape is not None
+            function = self._add(("unblock", shape), lambda: blocked.from_blocks(shape, self._block), "from_blocks")
+            self._plain[var] = self._call(function, [self._blocks[var]], shape)
+        return self._plain[var]
+
+    def blocks(self, var: Any) -> Any:
+        """The value in blocks of channels."""
+        if var not in self._blocks:
+            shape = extents(var)
+            assert shape is not None
+            function = self._add(("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks")
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[var] = self._call(function, [self._plain[var]], extended)
+        return self._blocks[var]
+
+    def _emit(self, node: Node) -> None:
+        group = self._last.get(node.var)
+        if group is not None:
+            chosen = self._kernel(group.task)
+            if chosen is not None:
+                self._kernel_call(group, chosen)
+            else:
+                for member in group.nodes:
+                    self._operator(member)
+        elif node.var not in self._inside:
+            self._operator(node)
+
+    def _kernel_call(self, group: Group, chosen: Chosen) -> None:
+        function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
+        weights = relax.const(chosen.pack(group.weights))
+        if not isinstance(group.core, ConvConfig):
+            self._plain[group.answer] = self._call(function, [self.plain(group.input), weights], extents(group.answer))
+            return
+        assert chosen.shape is not None
+        x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
+        given = [x, weights]
+        if group.bias is not None:
+            given.append(relax.const(self._channels(group.bias)))
+        if group.residual is not None:
+            given.append(self.blocks(group.residual))
+        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output())
+
+    def _operator(self, node: Node) -> None:
+        """In blocks if its input is there already and it can be done, else as TVM does it."""
+        if node.args and isinstance(node.args[0], relax.Var) and node.args[0] in self._blocks:
+            found = self._in_blocks(node)
+            if found is not None:
+                return
+        value = substitute(node.value, _Lookup(self.plain))
+        self._plain[node.var] = self._builder.emit(value)
+
+    def _in_blocks(self, node: Node) -> Any:
+        shape, given = extents(node.var), extents(node.args[0])
+        if shape is None or given is None or len(given) != 4:
+            return None
+        x, block = self._blocks[node.args[0]], self._block
+        extended = blocked.blocked_extents(given, block)
+        if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
+            pool = _pool(node)
+            function = self._add(
+                ("max_pool", extended, shape, pool), lambda: blocked.max_pool(extended, shape[2:], pool), "max_pool"
+            )
+            self._blocks[node.var] = self._call(function, [x], blocked.blocked_extents(shape, block))
+            return True
+        if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
+            function = self._add(
+                ("mean", extended), lambda: blocked.global_average(extended, given[1]), "global_average"
+            )
+            answer = self._call(function, [x], (*given[:2], 1, 1))
+            self._plain[node.var] = answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
+            return True
+        if node.op in _ELEMENTWISE and shape == given:
+            args = [self._operand(arg, given) for arg in node.args]
+            if all(arg is not None for arg in args):
+                call = tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
+                self._blocks[node.var] = self._builder.emit(call)
+                return True
+        return None
+
+    def _operand(self, arg: Any, shape: tuple[int, ...]) -> Any:
+        """An argument of an elementwise operator for blocks, None if it has another shape."""
+        if isinstance(arg, relax.Var):
+            return self.blocks(arg) if extents(arg) == shape else None
+        values = constant_of(arg)
+        return arg if values is None or values.size == 1 else None
+
+    def _channels(self, values: np.ndarray) -> np.ndarray:
+        """A value for each channel as C/b, b."""
+        filled = np.zeros(-(-len(values) // self._block) * self._block, np.float32)
+        filled[: len(values)] = values
+        return filled.reshape(-1, self._block)
+
+    def _add(self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None) -> Any:
+        if key not in self._functions:
+            self._functions[key] = self._builder.add_func(blocked.opaque(make()), name)
+        function = self._functions[key]
+        self.calls.append((str(function.name_hint), task))
+        return function
+
+    def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None) -> Any:
+        assert shape is not None
+        return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, "float32")))
+
+
+class _Lookup:
+    """A mapping of variables to what a function makes of them."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find = find
+
+    def get(self, var: Any, default: Any) -> Any:
+        return self._find(var)
+
+
+def _name(task: TaskConfig) -> str:
+    kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
+    return "_".join([kind, *task.epilogue])
+
+
+def _pool(node: Node) -> blocked.Pool:
+    attrs = node.attrs
+    pad = [int(value) for value in attrs.padding]
+    (sh, sw), (dh, dw), (rows, columns) = (
+        (int(first), int(second)) for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
+    )
+    return blocked.Pool((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))
