@@ -8,6 +8,7 @@ from tuna.configs.files import LineCounts, ParsedFile, Rejection, parse_file, pa
 from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import KINDS, ConfigKind, from_json, from_json_text, kind_of
 from tuna.configs.lines import LINE_FORMS, LineForm, read_line, read_one
+from tuna.configs.task import TaskConfig
 from tuna.configs.values import DataType, Direction
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LineForm",
     "ParsedFile",
     "Rejection",
+    "TaskConfig",
     "UnsupportedCommand",
     "UnsupportedLine",
     "from_json",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -51,9 +50,7 @@ def to_blocks(shape: tuple[int, ...], block: int) -> Any:
 def from_blocks(shape: tuple[int, ...], block: int) -> Any:
     """From blocks back to N, C, H, W, its `shape`."""
     x = te.placeholder(blocked_extents(shape, block), name="X", dtype="float32")
-    y = te.compute(
-        shape, lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)], name=_OUT
-    )
+    y = te.compute(shape, lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)], name=_OUT)
     return _function([x, y], "")
 
 
@@ -89,9 +86,7 @@ def global_average(extents: tuple[int, ...], channels: int) -> Any:
     batch, blocks, height, width, block = extents
     x = te.placeholder(extents, name="X", dtype="float32")
     h, w = te.reduce_axis((0, height), "h"), te.reduce_axis((0, width), "w")
-    sums = te.compute(
-        (batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS
-    )
+    sums = te.compute((batch, blocks, block), lambda n, c, i: te.sum(x[n, c, h, w, i], axis=[h, w]), name=_SUMS)
     scale = tirx.const(1.0 / (height * width), "float32")
     y = te.compute(
         (batch, channels, 1, 1),

@@ -25,6 +25,22 @@ def block_input(shape: ConvShape, x: Any) -> Any:
     return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
 
 
+def block_bias(shape: ConvShape, bias: Any) -> Any:
+    """A value for each output channel as K/b, b; zeros fill the last block up."""
+    filled = np.zeros(shape.out_blocks * shape.block, bias.dtype)
+    filled[: shape.out_channels] = bias
+    return filled.reshape(shape.out_blocks, shape.block)
+
+
+def block_residual(shape: ConvShape, residual: Any) -> Any:
+    """A tensor like the answer, in the layer's own layout, as N, K/b, H, W, b; zeros fill the last block up."""
+    plain = channels_first(residual, shape.out_layout)
+    batch, blocks, height, width, size = shape.native_output()
+    filled = np.zeros((batch, blocks * size, height, width), plain.dtype)
+    filled[:, : shape.out_channels] = plain
+    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+
+
 def unblock_output(shape: ConvShape, y: Any) -> Any:
     """The answer in the layer's own layout from N, K/b, H, W, b."""
     batch, blocks, height, width, size = y.shape
