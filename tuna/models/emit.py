@@ -124,7 +124,9 @@ class Emitter:
         if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
             pool = _pool(node)
             function = self._add(
-                ("max_pool", extended, shape, pool), lambda: blocked.max_pool(extended, shape[2:], pool), "max_pool"
+                ("max_pool", extended, shape, pool),
+                lambda: blocked.max_pool(extended, (shape[2], shape[3]), pool),
+                "max_pool",
             )
             self._blocks[node.var] = self._call(function, [x], blocked.blocked_extents(shape, block))
             return True

@@ -134,7 +134,7 @@ def _named(value: Any) -> Any:
     return value
 
 
-def _folded(node: Node) -> np.ndarray | None:
+def _folded(node: Node) -> Any:
     """The value of a cheap operator on constants; None where it reads variables, or is none of those."""
     constants = [constant_of(arg) for arg in node.args]
     if not constants or constants[0] is None:
@@ -147,6 +147,6 @@ def _folded(node: Node) -> np.ndarray | None:
         return first.reshape(shape)
     if node.op == "isnan":
         return np.isnan(first)
-    if node.op == "where" and all(values is not None for values in constants):
-        return np.where(*constants).astype(constants[1].dtype)
+    if node.op == "where" and constants[1] is not None and constants[2] is not None:
+        return np.where(first, constants[1], constants[2])
     return None

@@ -144,7 +144,7 @@ def _add(group: Group, node: Node) -> bool:
 def _limit(group: Group, node: Node) -> bool:
     """A ReLU, or both in one or one after the other: what is below 0 cut, and what is above 6."""
     bounds = _bounds(node)
-    found = {(0.0, math.inf): RELU, (0.0, 6.0): RELU6}.get(bounds)
+    found = None if bounds is None else {(0.0, math.inf): RELU, (0.0, 6.0): RELU6}.get(bounds)
     if group.limit:
         found = RELU6 if bounds in ((-math.inf, 6.0), (0.0, 6.0)) else None
     group.limit = found or group.limit

@@ -1,50 +1,88 @@
-"""The kernels of tasks: predicted by estimate, or from a record. Imports TVM."""
+"""The kernels of tasks: of a record, or predicted by estimate. Imports TVM."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, RELU, RELU6, RESIDUAL, TaskConfig
-from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of, ranked
-from tuna.libraries.tvm.kernels.gemm import Product
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from tuna.configs import GemmConfig, TaskConfig
+from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
+from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models.emit import Chosen
+from tuna.models.manifest import Class
 
 
-def subject(task: TaskConfig, target: Any) -> Layer | Product | None:
-    """What the families take for a task; None where they have nothing for it."""
-    mode = Mode(task.layouts)
+@dataclass(frozen=True)
+class Record:
+    """A measured winner of a task."""
+
+    solver: str
+    params: str  #: TVM's TuningRecord as JSON
+
+
+class Kernels:
+    """Gives each task the best kernel that is known, and remembers of what class it was."""
+
+    def __init__(self, target: Any, records: Mapping[str, Record], *, winograd: bool = True) -> None:
+        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums are predicted."""
+        self._target, self._records, self._winograd = target, records, winograd
+        self._found: dict[str, Chosen | None] = {}
+        self.classes: dict[str, Class] = {}  #: by task key
+        self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+
+    def __call__(self, task: TaskConfig) -> Chosen | None:
+        """The kernel; None where no family has one."""
+        if task.key not in self._found:
+            self._found[task.key], self.classes[task.key] = self._choose(task)
+        return self._found[task.key]
+
+    def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
+        record = self._records.get(task.key)
+        if record is not None:
+            try:
+                return _applied(task, record, self._target), Class.EXACT
+            except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
+                self.refused[task.key] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+        found = _predicted(task, self._target, self._winograd)
+        return found, Class.DEFAULT if found is None else Class.PREDICTED
+
+
+def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
     if isinstance(task.core, GemmConfig):
-        return Product(task.core, mode, machine.from_target(target))
-    assert isinstance(task.core, ConvConfig)
-    return layer_of(task.core, mode, target, epilogue_of(task))
-
-
-def epilogue_of(task: TaskConfig) -> Epilogue:
-    """The task's epilogue as the kernels take it."""
-    limited = RELU in task.epilogue or RELU6 in task.epilogue
-    return Epilogue(BIAS in task.epilogue, RESIDUAL in task.epilogue, limited, 6.0 if RELU6 in task.epilogue else None)
-
-
-def predicted(task: TaskConfig, target: Any, winograd: bool = True) -> Chosen | None:
-    """The kernel that is the fastest by estimate."""
-    layer = subject(task, target)
+        problem = problems.with_family(task, GEMM.name, Mode(task.layouts), target)
+        return None if problem is None else _chosen(problem, problem.candidate(0).mod)
+    assert task.core is not None
+    layer = layer_of(task.core, Mode(task.layouts), target, problems.epilogue_of(task))
     if layer is None:
         return None
-    if isinstance(layer, Product):
-        return chosen(layer, GEMM, GEMM.candidate(layer, 0).mod)
-    families = [family for family in FAMILIES.values() if winograd or not family.name.startswith("winograd")]
-    order = ranked(layer, families)
+    order = ranked(layer, [family for family in FAMILIES.values() if winograd or "winograd" not in family.name])
     if not order:
         return None
     family, index = order[0]
-    return chosen(layer, family, family.candidate(layer, index).mod)
+    problem = problems.with_family(task, family.name, layer.mode, target)
+    return None if problem is None else _chosen(problem, problem.candidate(index).mod)
 
 
-def chosen(layer: Layer | Product, family: Family, module: Any) -> Chosen:
-    """The scheduled `module` of a family as the emitter takes it."""
-    shape = layer.shape if isinstance(layer, Layer) else None
-    return Chosen(module["main"], lambda weights: family.pack_weights(shape or layer, weights), shape)
+def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
+    problem = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
+    if problem is None:
+        raise ValueError(f"{record.solver} has no kernel for {task.label}")
+    module = problem.workload()
+    found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
+    schedule = Schedule(module)
+    found.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return _chosen(problem, schedule.mod)
+
+
+def _chosen(problem: problems.Problem, module: Any) -> Chosen:
+    shape = problem.layer.shape if isinstance(problem.layer, Layer) else None
+    subject = problem.layer if shape is None else shape
+    return Chosen(module["main"], lambda weights: problem.family.pack_weights(subject, weights), shape)

@@ -1,0 +1,121 @@
+"""Checks a built model against ONNX's reference and times it in turn with onnxruntime. Imports TVM's runtime and onnx."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tuna.errors import BadInput
+from tuna.models.build import tensors
+from tuna.models.importer import real_inputs
+
+_ROUNDS = 5
+#: A round runs each for about this long.
+_ROUND_S = 0.1
+
+
+def compare(model: Any, library: Path, seed: int, *, rivals: bool) -> dict[str, Any]:
+    """Largest error over largest magnitude of all outputs, milliseconds of CPU time of this thread, share by function."""
+    inputs = _random_inputs(model, seed)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    given = [tvm.runtime.tensor(array) for array in inputs.values()]
+    ours = [tensor.numpy() for tensor in _outputs(machine["main"](*given))]
+    error = _error(ours, _reference(model, inputs))
+    contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
+    if rivals and importlib.util.find_spec("onnxruntime"):
+        contenders["onnxruntime"] = _onnxruntime(model, inputs)
+    return {"error": error, "times_ms": _in_turn(contenders), "shares": _shares(machine, given)}
+
+
+def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    found = {}
+    for value in tensors(real_inputs(model)):
+        kind = np.dtype(value["dtype"])
+        if kind.kind != "f":
+            raise BadInput(f"The input {value['name']} is of type {kind}; only floating-point inputs can be drawn.")
+        found[value["name"]] = generator.standard_normal(value["shape"]).astype(kind)
+    return found
+
+
+def _reference(model: Any, inputs: dict[str, Any]) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    return list(ReferenceEvaluator(model).run(None, inputs))
+
+
+def _outputs(answer: Any) -> list[Any]:
+    return [answer] if hasattr(answer, "numpy") else list(answer)
+
+
+def _error(ours: list[Any], expected: list[Any]) -> float:
+    if len(ours) != len(expected):
+        raise BadInput(f"The built model has {len(ours)} outputs, ONNX's reference {len(expected)}.")
+    worst = 0.0
+    for found, right in zip(ours, expected, strict=True):
+        if found.shape != right.shape or not np.all(np.isfinite(found)):
+            return float("inf")
+        scale = float(np.max(np.abs(right))) or 1.0
+        worst = max(worst, float(np.max(np.abs(found.astype(np.float64) - right))) / scale)
+    return worst
+
+
+def _onnxruntime(model: Any, inputs: dict[str, Any]) -> Callable[[], object]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, inputs)
+
+
+def _in_turn(contenders: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Rounds in which each runs; the median of a round's runs would hide what a round shares, so their mean is kept."""
+    numbers = {}
+    for name, run in contenders.items():
+        run()
+        numbers[name] = max(1, round(_ROUND_S / max(_thread_s(run, 1), 1e-6)))
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(_ROUNDS):
+        for name, run in contenders.items():
+            found[name].append(1e3 * _thread_s(run, numbers[name]) / numbers[name])
+    return found
+
+
+def _thread_s(run: Callable[[], object], number: int) -> float:
+    started = time.thread_time()
+    for _ in range(number):
+        run()
+    return time.thread_time() - started
+
+
+def _shares(machine: Any, given: list[Any]) -> dict[str, float]:
+    """Milliseconds of each function that the model calls in a run, the runtime's own included; medians of a few runs."""
+    spent: Counter[str] = Counter()
+    started = 0
+
+    def instrument(_function: Any, name: str, before: bool, _value: Any, *_args: Any) -> int:
+        nonlocal started
+        if before:
+            started = time.thread_time_ns()
+        else:
+            spent[name] += time.thread_time_ns() - started
+        return 0
+
+    machine.set_instrument(instrument)
+    runs = []
+    for _ in range(_ROUNDS):
+        spent.clear()
+        machine["main"](*given)
+        runs.append(dict(spent))
+    names = {name for run in runs for name in run}
+    return {name: statistics.median(run.get(name, 0) for run in runs) / 1e6 for name in sorted(names)}
