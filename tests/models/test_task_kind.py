@@ -72,4 +72,4 @@ def test_the_reference_of_relu6_cuts_some_of_its_values_and_not_all() -> None:
     task = reference.make(TaskConfig(core=CONV, layouts="native", epilogue=("relu6",)), 5)
     values = task.expected
     assert values.max() == 6.0
-    assert 0.2 < ((values > 0) & (values < 6)).mean()
+    assert ((values > 0) & (values < 6)).mean() > 0.2

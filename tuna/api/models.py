@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class TunedModel:
     tasks: int  #: with a core, which can be tuned
     known: int  #: of them, those that had a result before
     added: int  #: jobs
+    errored: int = 0  #: jobs that failed for good, once all are finished
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,7 @@ def tune_model(
     tuned = TunedModel(model, session.id, cores, known, loaded.added)
     if on_start is not None:
         on_start(tuned)
-    jobs.run(session.id, on_progress=on_progress)
-    return tuned
+    return replace(tuned, errored=jobs.run(session.id, on_progress=on_progress).errored)
 
 
 def build_model(

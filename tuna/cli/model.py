@@ -130,7 +130,7 @@ def tune(
         )
 
     with ProgressView("tuning") as view:
-        api.tune_model(
+        tuned = api.tune_model(
             f"{stored.name}@{stored.version}",
             candidates=candidates,
             winograd=winograd,
@@ -139,7 +139,9 @@ def tune(
         )
     if output is not None:
         show_built(api.build_model(f"{stored.name}@{stored.version}", output, winograd=winograd))
-    return 0
+    if tuned.errored:
+        click.echo(f"{tuned.errored} jobs failed; see why: tuna status --session-id {tuned.session_id}", err=True)
+    return 1 if tuned.errored else 0
 
 
 def show_import(imported: api.ImportedModel) -> None:
