@@ -156,7 +156,7 @@ def tune_model(
     """Tune the tasks of an imported model that have a core, with workers on this machine.
 
     Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second call
-    resumes. `on_start` is told before the workers start. Raises NotFound.
+    resumes. `on_start` gets what is to be done before the workers start. Raises NotFound.
     """
     from tuna.api import jobs, sessions
     from tuna.db.database import open_database
