@@ -21,6 +21,7 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.importer import import_db
 from tuna.exports.json_lines import JsonExporter
 from tuna.exports.record_query import spread_of
+from tuna.libraries.base import BASELINE
 from tuna.libraries.miopen.formats.find_db import time_text
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
 
@@ -104,6 +105,30 @@ def test_a_session_is_exported_whole(
     assert row.environment.arch == "znver5"
     assert row.environment.flags == {"threads": "1"}
     assert len(rows) == report.entries == 13
+
+
+def test_a_baseline_is_a_result_only_where_it_is_the_only_one(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session, tuned = build.session(), build.solver("TvmConvTile")
+    untuned = build.solver("TvmUntuned", algorithm=BASELINE)
+    for driver, times in ((DRIVERS[1], (0.5, 3.0)), (DRIVERS[2], (0.5, None))):  # even where it seems the faster
+        build.winner(session, build.config(driver), untuned, times[0])
+        if times[1]:
+            build.winner(session, build.config(driver), tuned, times[1])
+    rows = list(JsonExporter().read(export(build.connection, session, "json", tmp_path).path))
+    assert {(row.config, row.solver) for row in rows} == {
+        (parse_line(DRIVERS[1])[0].driver(), "TvmConvTile"),
+        (parse_line(DRIVERS[2])[0].driver(), "TvmUntuned"),
+    }
+
+
+def test_the_winners_error_goes_with_it(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session, config, solver = build.session(), build.config(DRIVERS[1]), build.solver("TvmConvTile")
+    job = build.job(session, config, solver)
+    build.trial(job, 0, 2.0, max_error=3e-7)
+    build.winner(session, config, solver, 2.0, job)
+    for exporter in BOTH:
+        (row,) = exporter.read(export(build.connection, session, exporter.form, tmp_path).path)
+        assert row.max_error == 3e-7
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])

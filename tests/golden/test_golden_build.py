@@ -13,6 +13,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
+from tuna.libraries.base import BASELINE
 from tuna.vocabulary import State
 
 
@@ -46,6 +47,19 @@ def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene
     assert (gemm.time_ms, gemm.workload, scene.kernels(gemm.id)) == (0.5, None, [])
     (golden,) = scene.rows(sa.select(models.Golden.__table__))
     assert (golden.version, golden.state, golden.base_version, golden.promoted_at) == (1, "draft", None, None)
+
+
+def test_a_baseline_is_released_only_where_it_is_the_only_one(scene: Scene) -> None:
+    session = scene.session({(A, ASM): 3.0, (A, "Untuned"): 1.0, (B, "Untuned"): 2.0})
+    with scene.builder() as build:
+        build.connection.execute(
+            sa.update(models.Solver).where(models.Solver.name == "Untuned").values(algorithm=BASELINE)
+        )
+    assert scene.build(1, session).entries == 2
+    assert {(entry.config_id, entry.solver) for entry in scene.entries(1)} == {
+        (scene.config_id(A), ASM),
+        (scene.config_id(B), "Untuned"),
+    }
 
 
 def test_base_and_session_take_the_sessions_numbers_faster_or_slower(scene: Scene) -> None:

@@ -88,6 +88,16 @@ def test_no_tile_of_the_best_candidate_is_spilled(name: str) -> None:
     assert len(re.findall(r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp", text)) <= 1
 
 
+@pytest.mark.parametrize("changes", [{}, POINT, STRIDE], ids=["3x3", "1x1", "3x3/2"])
+@pytest.mark.parametrize("size", [7, 14, 28, 56])
+def test_avx2_has_a_tile_that_hides_latency_whatever_the_width(size: int, changes: dict[str, Any]) -> None:
+    """Ten or twelve sums in two blocks: fewer wait for the multiply-adds before them, one block for its loads."""
+    family = FAMILIES["direct"]
+    best = family.space(layer_for(target_of("avx2"), conv(**RESNET | {"in_h": size, "in_w": size}, **changes)))[0]
+    assert best.blocks == 2
+    assert 10 <= best.rows * best.columns * best.blocks <= 12
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
     for config in (conv(**RESNET), conv(**RESNET, **POINT), conv(**DEPTHWISE)):
@@ -103,7 +113,7 @@ def test_a_space_is_small_and_the_same_each_time(mode: Mode) -> None:
 def test_the_ranking_begins_with_the_best_of_each_family() -> None:
     layer = layer_for(target_of("avx512"), conv(**RESNET))
     order = ranked(layer)
-    assert [(family.name, index) for family, index in order[:3]] == [(f"winograd{m}", 0) for m in (4, 6, 2)]
+    assert {(family.name, index) for family, index in order[:3]} == {(f"winograd{m}", 0) for m in (2, 4, 6)}
     assert {family.name for family, _ in order} == {"direct", "winograd2", "winograd4", "winograd6"}
     assert {family.name for family, _ in ranked(layer, [FAMILIES["direct"]])} == {"direct"}
 

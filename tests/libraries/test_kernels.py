@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import platform
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +26,7 @@ if find_spec("tvm") is None:
 import tvm
 from tvm.target import codegen
 
-from tuna.libraries.tvm.kernels import gemm, machine, shape, winograd
+from tuna.libraries.tvm.kernels import direct, gemm, machine, shape, winograd
 from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
@@ -188,6 +189,36 @@ def test_a_convolution_answers_as_the_reference(data: st.DataObject, config: Con
     limit = winograd.ERROR_BOUND[int(family.name[-1])] if family.name.startswith("winograd") else ROUNDING
     scale = np.abs(problem.expected).max() + 1  # what the epilogue adds is at most 1 each
     assert np.abs(answer - expected).max() <= limit * scale
+
+
+@pytest.mark.parametrize(("name", "sign"), [("direct", "order"), ("winograd2", "buffer_dim_align")])
+def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, sign: str) -> None:
+    """Direct sums then lie in cache between blocks of input channels; Winograd lengthens a stride that shares sets of L1."""
+    found = {
+        "kind": "convolution",
+        "batchsize": 1,
+        "in_channels": 32,
+        "out_channels": 32,
+        "in_h": 8,
+        "in_w": 8,
+        "fil_h": 3,
+        "fil_w": 3,
+    }
+    config = from_json(found | {"pad_h": 1, "pad_w": 1})
+    target = runnable()[-2] if len(runnable()) > 1 else runnable()[0]
+    whole = layer_of(config, Mode.NATIVE, target)
+    assert whole is not None
+    layer = replace(whole, machine=replace(whole.machine, l2_bytes=1 << 10))
+    family, problem = FAMILIES[name], reference.make(config)
+    candidate = family.candidate(layer, 0)
+    if sign == "order":
+        assert family.space(layer)[0].order == direct.CHANNELS_OUTSIDE
+    else:
+        assert sign in str(candidate.mod)
+    x, w = problem.inputs
+    arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
+    answer = run(candidate.mod, target, [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)])
+    assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
 
 
 @TUNED

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts 
 NCHW, GEMM = "TvmConvDirectNCHW", "TvmGemmDirect"
 
 
-@pytest.mark.parametrize(("config", "solver"), [(conv(), NCHW), (conv(), "TvmConvIm2colGemm"), (gemm(), GEMM)])
+@pytest.mark.parametrize(("config", "solver"), [(conv(), NCHW), (conv(), "TvmConvWinogradF4"), (gemm(), GEMM)])
 def test_the_same_seed_gives_the_same_candidates_and_code_in_another_process(
     new_bench: Callable[[], Bench], bench: Bench, config: object, solver: str
 ) -> None:

@@ -37,6 +37,9 @@ class Bench:
 
     def evaluate(self, config: Config, solver: str, artifacts: list[str | None], **options: Any) -> StepResult:
         """Evaluate compiled code, whoever compiled it."""
+        return self.run(self.eval_item(self.item(config, solver, **options), artifacts))
+
+    def eval_item(self, item: WorkItem, artifacts: list[str | None]) -> WorkItem:
+        """The item of the next step."""
         candidates = tuple(Candidate(index=i, artifact=artifact) for i, artifact in enumerate(artifacts))
-        update = {"step": "eval", "candidates": candidates}
-        return self.run(self.item(config, solver, **options).model_copy(update=update))
+        return item.model_copy(update={"step": "eval", "candidates": candidates})

@@ -82,8 +82,8 @@ def _weights(config: ConvConfig, sizes: ConvShape, family: str, extents: Sequenc
     steps: Steps = {"order": _CHANNELS_FIRST} if config.fil_layout.endswith("C") else {}
     if config.direction is Direction.BACKWARD_DATA:
         steps["turned"] = config.group_count
-    rows, columns, block, inner = sizes.out_blocks * sizes.block, sizes.in_blocks * sizes.in_block, sizes.block, 0
-    taps, inner = list(sizes.filter), sizes.in_block
+    taps, block, side = list(sizes.filter), sizes.block, sizes.paired
+    rows, columns = sizes.out_blocks * block, sizes.in_blocks * sizes.in_block
     if family == "depthwise":
         return steps | {
             "filled": [rows, 1, *taps],
@@ -95,11 +95,11 @@ def _weights(config: ConvConfig, sizes: ConvShape, family: str, extents: Sequenc
         filled = {"filled": [groups * size, sizes.in_channels, *taps]}
         return steps | filled | {"split": [groups, size, sizes.in_channels], "permuted": [0, 2, 1]}
     steps["filled"] = [rows, columns, *taps]
-    split = [rows // block, block, columns // inner, inner]
+    split = [rows // block // side, side, block, sizes.in_blocks, sizes.in_block]
     if family == "direct":
         if sizes.groups > 1:
             steps["groups"] = [sizes.groups, sizes.merged]
-        return steps | {"split": [*split, *taps], "permuted": [0, 2, 4, 5, 3, 1]}
+        return steps | {"split": [*split, *taps], "permuted": [0, 3, 6, 5, 4, 1, 2]}
     matrix = transforms(extents[0] - coverage.TAPS + 1, coverage.TAPS).filter
     steps["transform"] = [[float(value) for value in row] for row in matrix]
-    return steps | {"split": [extents[0], extents[1], *split], "permuted": [0, 1, 2, 4, 5, 3]}
+    return steps | {"split": [extents[0], extents[1], *split], "permuted": [0, 1, 2, 5, 6, 3, 4]}

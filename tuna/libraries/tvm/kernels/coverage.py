@@ -20,9 +20,9 @@ def direct(shape: ConvShape, mode: Mode) -> bool:
 
 
 def depthwise(shape: ConvShape, mode: Mode) -> bool:
-    """Every group has one input channel; native also needs one output channel for each."""
+    """Every group has one input channel; native also needs one output channel for each, and an input in blocks."""
     alone = shape.groups == shape.in_channels > 1
-    return alone and (mode is Mode.LAYER or shape.out_channels == shape.groups)
+    return alone and (mode is Mode.LAYER or (shape.out_channels == shape.groups and not shape.image))
 
 
 def pointwise(shape: ConvShape, mode: Mode) -> bool:

@@ -8,10 +8,10 @@
                 acc[row][column] += D[row*s + ry*d, column*s + rx*d, :] * W[block, ry, rx, :]          vector
             Y = acc                                       and the epilogue
 
-A native input is not copied: the padding is a condition in the sum, and the loops over groups of rows and columns are split
-(TVM's LoopPartition) so that it is known when compiling; the copy would cost a fifth. Everything inside a tile is unrolled, so that
-LLVM may keep an input in a register for every tap that uses it; which order of the unrolled code it schedules best depends on
-the tile, so the order is a parameter.
+A native input is not copied: the padding is a condition in the sum, and LLVM makes the tiles at a border code of their own; the
+copy would cost a fifth. (TVM's LoopPartition does not find its hints in functions with 64-bit shapes.) Everything inside a tile is
+unrolled, so that LLVM may keep an input in a register for every tap that uses it; which order of the unrolled code it schedules
+best depends on the tile, so the order is a parameter.
 """
 
 from __future__ import annotations
@@ -97,8 +97,6 @@ def schedule(sch: Any, layer: Layer, params: DepthwiseParams) -> None:
     if layer.mode is Mode.LAYER:
         sch.compute_at(sch.get_sblock(stages.PAD), image, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(sch.get_sblock(stages.PAD))[-1])
-    for loop in (h, v):
-        sch.annotate(loop, "pragma_loop_partition_hint", 1)
 
 
 def pads(shape: ConvShape) -> bool:

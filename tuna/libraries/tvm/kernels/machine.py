@@ -7,13 +7,23 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 #: Used where /sys does not say (another system, a target that is not this machine): the smallest of today's server cores.
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
 _SYS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+#: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
+_FMA_LATENCY = 4
+#: Cycles in which a core reads a line from L2 when it streams, and the bytes of one.
+_L2_LINE_CYCLES = 2.0
+_LINE_BYTES = 64
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+#: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that holds several values (NEON), or
+#: nowhere: the broadcast is an instruction of its own (AVX2).
+Broadcast = Literal["memory", "lane", "none"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +35,30 @@ class Machine:
     l1_bytes: int  #: data cache of a core
     l2_bytes: int
     cores: int = 1
+    broadcast: Broadcast = "memory"
 
     @property
     def floats(self) -> int:
         """fp32 values in a vector register; also the channels in one block of a blocked layout."""
         return self.vector_bytes // 4
+
+    def fits(self, pixels: int, blocks: int) -> bool:
+        """Whether the sums of a register tile fit, beside a vector of weights for each block and a broadcast value."""
+        spare = pixels if blocks > 1 and self.broadcast == "lane" else 1
+        if blocks == 1 and self.broadcast == "none":
+            spare = 3
+        return pixels * blocks + blocks + spare <= self.registers
+
+    def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
+        """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the reduction, and of writing it.
+
+        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is an instruction of its
+        own. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read from L2.
+        """
+        sums, loads = pixels * blocks, pixels + blocks
+        loading, latency = (loads / 1.5, 1.2 * _FMA_LATENCY) if self.broadcast == "none" else (loads / 2, _FMA_LATENCY)
+        streamed = blocks * _L2_LINE_CYCLES * self.vector_bytes / _LINE_BYTES
+        return steps * (max(sums / 2, loading, streamed, latency) + 0.05 * loads) + 1.5 * sums + 10
 
 
 def from_target(target: Any) -> Machine:
@@ -50,16 +79,21 @@ def _from_text(text: str) -> Machine:
 
     target = tvm.target.Target(json.loads(text))
     features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    broadcast: Broadcast = "none"
     if {"neon", "sve"} & features:
-        vector_bytes, registers = 16, 32  # SVE's width is not known when compiling: its lower 128 bits are NEON
+        vector_bytes, registers, broadcast = (
+            16,
+            32,
+            "lane",
+        )  # SVE's width is not known when compiling: its lower 128 bits are NEON
     elif "avx512f" in features:
-        vector_bytes, registers = 64, 32
+        vector_bytes, registers, broadcast = 64, 32, "memory"
     elif "avx" in features:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
     l1_bytes, l2_bytes = caches()
-    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)))
+    return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)), broadcast)
 
 
 def caches(folder: Path = _SYS_CACHES) -> tuple[int, int]:

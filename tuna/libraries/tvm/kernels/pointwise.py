@@ -25,12 +25,9 @@ from tuna.libraries.tvm.kernels import stages
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.libraries.tvm.kernels.stages import Layer
 
-_SUMS, _FLAT = "sums", "flat"
-_FMA_LATENCY = 4
+_SUMS, _FLAT = "sums", stages.FLAT
 _UNROLLS = (1, 4)
 _POINTS = 12
-#: Output channels whose weights lie side by side.
-_GROUP = 4
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,15 @@ class PointwiseParams:
 
 
 def pack_weights(shape: ConvShape, weights: Any) -> Any:
-    """W as K/4, C, 4 from K, C, 1, 1; zeros fill channels up."""
+    """W as K/g, C, g from K, C, 1, 1, with g = `group_size(shape)`; zeros fill channels up."""
     dense = np.zeros((_padded_rows(shape), shape.in_channels), np.float32)
     dense[: shape.out_channels] = weights[:, :, 0, 0]
-    return np.ascontiguousarray(dense.reshape(-1, _GROUP, shape.in_channels).transpose(0, 2, 1))
+    return np.ascontiguousarray(dense.reshape(-1, group_size(shape), shape.in_channels).transpose(0, 2, 1))
+
+
+def group_size(shape: ConvShape) -> int:
+    """Output channels whose weights lie side by side: six with AVX2, where a tile of six by two vectors is best."""
+    return 6 if shape.block == 8 else 4
 
 
 def workload(layer: Layer) -> tvm.IRModule:
@@ -58,11 +60,12 @@ def workload(layer: Layer) -> tvm.IRModule:
     shape = layer.shape
     width, pixels, high = shape.in_size[1], _pixels(shape), _padded_rows(shape)
     x = stages.placeholder_of_input(layer)
-    w = te.placeholder((high // _GROUP, shape.in_channels, _GROUP), name="W")
+    size = group_size(shape)
+    w = te.placeholder((high // size, shape.in_channels, size), name="W")
     c = te.reduce_axis((0, shape.in_channels), "c")
 
     def term(n: Any, k: Any, p: Any) -> Any:
-        weight = w[tirx.floordiv(k, _GROUP), c, tirx.floormod(k, _GROUP)]
+        weight = w[tirx.floordiv(k, size), c, tirx.floormod(k, size)]
         return te.sum(x[n, c, tirx.floordiv(p, width), tirx.floormod(p, width)] * weight, axis=[c])
 
     sums = te.compute((shape.batch, high, pixels), term, name=_SUMS)
@@ -100,15 +103,15 @@ def schedule(sch: Any, layer: Layer, params: PointwiseParams) -> None:
 
 def space(layer: Layer) -> list[PointwiseParams]:
     """The points worth trying, by estimate, the best first."""
-    shape, registers = layer.shape, layer.machine.registers
+    shape, machine = layer.shape, layer.machine
     high, vectors = _padded_rows(shape), _pixels(shape) // shape.block
     unrolls = [unroll for unroll in _UNROLLS if shape.in_channels % unroll == 0]
     tiles = []
     for wide in (size for size in range(1, 8) if vectors % size == 0):
         for rows in (size for size in range(1, 29) if high % size == 0):
-            if rows * wide + (wide + 1 if wide > 1 else 2) <= registers:
+            if machine.fits(rows, wide):
                 tiles.append((rows, wide))
-    tiles.sort(key=lambda tile: (_tile_cycles(*tile), -tile[1]))
+    tiles.sort(key=lambda tile: (_tile_cycles(tile[0], tile[1], layer), -tile[1]))
     return [PointwiseParams(*tile, unroll) for tile in tiles for unroll in unrolls][:_POINTS]
 
 
@@ -116,13 +119,12 @@ def cycles(layer: Layer, params: PointwiseParams) -> float:
     """Estimated cycles of a run."""
     shape = layer.shape
     vectors = shape.batch * _padded_rows(shape) * _pixels(shape) // shape.block
-    return vectors * shape.in_channels * _tile_cycles(params.rows, params.vectors)
+    return vectors * _tile_cycles(params.rows, params.vectors, layer)
 
 
-def _tile_cycles(rows: int, vectors: int) -> float:
-    """Cycles per multiply-add of a vector, at two of them, two loads, and half a line of L2 a cycle."""
-    sums, loads = rows * vectors, rows + vectors
-    return (max(sums / 2, loads / 2, 2.0 * vectors, _FMA_LATENCY) + 0.05 * loads) / sums
+def _tile_cycles(rows: int, vectors: int, layer: Layer) -> float:
+    """Cycles for a vector of sums."""
+    return layer.machine.tile_cycles(rows, vectors, layer.shape.in_channels) / (rows * vectors)
 
 
 def _pixels(shape: ConvShape) -> int:
@@ -130,4 +132,5 @@ def _pixels(shape: ConvShape) -> int:
 
 
 def _padded_rows(shape: ConvShape) -> int:
-    return -(-shape.out_channels // _GROUP) * _GROUP
+    size = group_size(shape)
+    return -(-shape.out_channels // size) * size

@@ -12,6 +12,8 @@ from tuna.configs.values import DataType, Direction
 
 #: Up to this many channels a layer is the first of a network: its input is an image in its own layout, never blocked.
 _IMAGE_CHANNELS = 3
+#: fp32 values in a line of the cache.
+_LINE_FLOATS = 16
 
 
 class Mode(str, enum.Enum):
@@ -77,6 +79,11 @@ class ConvShape:
     def group_out_blocks(self) -> int:
         """Blocks of output channels of a merged group."""
         return self.out_blocks // self.group_count
+
+    @property
+    def paired(self) -> int:
+        """Blocks of output channels whose weights lie side by side: as many as fill a line of the cache."""
+        return math.gcd(self.group_out_blocks, max(1, _LINE_FLOATS // self.block))
 
     @property
     def image(self) -> bool:

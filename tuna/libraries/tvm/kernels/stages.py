@@ -13,7 +13,7 @@ from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
 #: Names of the blocks that a schedule looks for.
-PAD, OUT = "pad", "out"
+PAD, OUT, FLAT = "pad", "out", "flat"
 
 Reader = Callable[..., Any]
 
@@ -110,18 +110,41 @@ def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
     return [given for given in (bias, residual) if given is not None], value
 
 
-def answer(accumulated: Any, layer: Layer) -> list[Any]:
-    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block that may exceed the answer."""
-    shape, size = layer.shape, layer.shape.block
+def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
+    """The epilogue's placeholders and the output `Y`, from sums N, K/block, rows, columns, block.
+
+    `merged` rows of the answer are one row of the sums. The epilogue then is applied in that form, and `Y` is another view of it.
+    """
+    shape, size, (height, width) = layer.shape, layer.shape.block, layer.shape.out_size
+    native, last = layer.mode is Mode.NATIVE, layer.shape.out_layout.endswith("C")
+    extents = shape.native_output() if native else shape.layer_output()
     given, value = finished(layer)
-    if layer.mode is Mode.NATIVE:
-        return [*given, te.compute(shape.native_output(), lambda *index: value(index, accumulated[index]), name=OUT)]
+    at = 2 if native or not last else 1  # where the rows are in an index
 
-    def own_layout(*index: Any) -> Any:
-        n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if shape.out_layout.endswith("C") else range(4)))
-        return value(index, accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)])
+    def split(index: tuple[Any, ...]) -> tuple[Any, ...]:
+        if merged == 1:
+            return index
+        h, w = index[at : at + 2]
+        return (*index[:at], h * merged + tirx.floordiv(w, width), tirx.floormod(w, width), *index[at + 2 :])
 
-    return [*given, te.compute(shape.layer_output(), own_layout, name=OUT)]
+    def written(*index: Any) -> Any:
+        if native:
+            found = accumulated[index]
+        else:
+            n, k, h, w = (index[i] for i in ((0, 3, 1, 2) if last else range(4)))
+            found = accumulated[n, tirx.floordiv(k, size), h, w, tirx.floormod(k, size)]
+        return value(split(index), found)
+
+    rows = (*extents[:at], height // merged, width * merged, *extents[at + 2 :])
+    flat = te.compute(rows, written, name=OUT if merged == 1 else FLAT)
+    if merged == 1:
+        return [*given, flat]
+
+    def view(*index: Any) -> Any:
+        h, w = index[at : at + 2]
+        return flat[(*index[:at], tirx.floordiv(h, merged), tirx.floormod(h, merged) * width + w, *index[at + 2 :])]
+
+    return [*given, te.compute(extents, view, name=OUT)]
 
 
 def module_of(arguments: Sequence[Any]) -> tvm.IRModule:
@@ -138,12 +161,20 @@ def unroll_and_vectorize(sch: Any, block: Any, depth: int) -> None:
     sch.vectorize(last)
 
 
-def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int) -> None:
-    """Write the answer at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
+def answer_block(sch: Any, merged: int = 1) -> Any:
+    """The block that writes the answer, with `merged` rows in one."""
+    if merged == 1:
+        return sch.get_sblock(OUT)
+    sch.reverse_compute_inline(sch.get_sblock(OUT))
+    return sch.get_sblock(FLAT)
+
+
+def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int, merged: int = 1) -> None:
+    """Write the answer, of `merged` rows, at `loop`, the `depth`-th one, from a tile in registers, whatever its layout.
 
     A tile that goes to NCHW is written pixel by pixel: each channel of a vector to another row.
     """
-    out = sch.get_sblock(OUT)
+    out = answer_block(sch, merged)
     sch.reverse_compute_at(out, loop, preserve_unit_loops=True)
     if layer.mode is Mode.LAYER:
         _, *loops = sch.get_loops(out)[depth:]
@@ -155,15 +186,13 @@ def schedule_answer(sch: Any, layer: Layer, loop: Any, depth: int) -> None:
 
 def schedule_pad(sch: Any, layer: Layer, *, placed: bool = False) -> None:
     """The padded copy; unless it was `placed` into another stage it is made whole, before everything else."""
-    *outer, w, i = sch.get_loops(sch.get_sblock(PAD))
+    *outer, _, i = sch.get_loops(sch.get_sblock(PAD))
     if not placed:
         fused = sch.fuse(*outer)
         if layer.machine.cores > 1:
             sch.parallel(fused)
     if layer.shape.in_block > 1:
         sch.vectorize(i)
-    else:
-        sch.annotate(w, "pragma_loop_partition_hint", 1)
 
 
 def conversion_cycles(layer: Layer) -> float:

@@ -1,19 +1,22 @@
 """Winograd convolution F(m x m, 3 x 3) for stride 1: (m + 2)^2 products of matrices instead of nine sums for each m x m outputs.
 
-    for n, block of tile rows:                                                                      parallel
-        D = padded copy of the rows of X that the block reads                                            L1
-        for C/b, tile:                                       one tile of a x a pixels, a = m + 2, b channels
-            P = BT d            down the columns, u                                     unrolled, registers
-            V[u][v][C/b][tile][b] = P B         along the rows, v                            unrolled; to L2
-        for u, v, block group of K, group of tiles:
+    for n, block of tile rows:
+        for C/b:                                                                                    parallel
+            D = padded copy of the rows of X that the block reads                                        L1
+            for tile:                                        one tile of a x a pixels, a = m + 2, b channels
+                P = BT d            down the columns, u                                 unrolled, registers
+                V[u][v][C/b][tile][b] = P B         along the rows, v                        unrolled; to L2
+        for u, v:                                                                                   parallel
+          for block group of K, group of tiles:                          (the last group may have fewer)
             acc[blocks][tiles][b] = 0                                                             registers
-            for C/b, channel in the block:                                         by 1, 2 or 4 unrolled
+            for C/b, channel in the block:                                            by 1 or 4 unrolled
                 acc[block][tile] += V[u][v][c][tile][i] * U[u][v][block][c][i][:]         unrolled, vector
             M[u][v][K/b][tile][b] = acc                                                               to L2
-        for K/b, tile:
-            Q = AT M            down, y                                                 unrolled, registers
-            Z = Q A             along, x                                                unrolled, registers
-            Y = Z               and the epilogue
+        for K/b:                                                                                    parallel
+            for tile:
+                Q = AT M            down, y                                             unrolled, registers
+                Z = Q A             along, x                                            unrolled, registers
+                Y = Z               and the epilogue
 
 U is the transformed filter, made ahead in double precision. V and M of a block are what has to stay in L2.
 
@@ -43,10 +46,13 @@ OUTPUTS = (4, 2, 6)
 #: Largest error over largest magnitude of the answer, up to 2,048 input channels.
 ERROR_BOUND = coverage.WINOGRAD_ERROR
 _TAPS = coverage.TAPS
-_FMA_LATENCY = 4
+#: Tiles in a register tile at most, and groups of them that may be code of their own.
+_MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.
 _L3_BYTES = 12.0
 _UNROLLS = (4, 1)
+#: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made longer by so many.
+_WAY, _SHIFT = 256, 32
 _POINTS = 16
 _DOWN, _ACROSS, _PRODUCT, _UP, _ALONG = "down", "across", "product", "up", "along"
 
@@ -66,14 +72,15 @@ class WinogradParams:
 
 
 def pack_weights(shape: ConvShape, weights: Any, outputs: int) -> Any:
-    """U as a, a, K/b, C/i, i, b from W as K, C, 3, 3: G w GT in double precision, rounded once; zeros fill channels up."""
+    """U as a, a, K/(p b), C/i, i, p, b from W as K, C, 3, 3, p blocks side by side: G w GT in double precision, rounded once; zeros
+    fill channels up."""
     filter_transform = _doubles(transforms(outputs, _TAPS).filter)
     size = outputs + _TAPS - 1
     dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, _TAPS, _TAPS))
     dense[: shape.out_channels, : shape.in_channels] = weights
     found = np.einsum("ui,kcij,vj->uvkc", filter_transform, dense, filter_transform, optimize=True)
-    split = found.reshape(size, size, shape.out_blocks, shape.block, shape.in_blocks, shape.in_block)
-    return np.ascontiguousarray(split.transpose(0, 1, 2, 4, 5, 3), dtype=np.float32)
+    split = found.reshape(size, size, -1, shape.paired, shape.block, shape.in_blocks, shape.in_block)
+    return np.ascontiguousarray(split.transpose(0, 1, 2, 5, 6, 3, 4), dtype=np.float32)
 
 
 def workload(layer: Layer, outputs: int) -> tvm.IRModule:
@@ -83,7 +90,8 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     high, wide = tile_counts(layer, m)
     batch, ins, outs = shape.batch, shape.in_blocks, shape.out_blocks
     x = stages.placeholder_of_input(layer)
-    u = te.placeholder((size, size, outs, ins, shape.in_block, shape.block), name="U")
+    side = shape.paired
+    u = te.placeholder((size, size, outs // side, ins, shape.in_block, side, shape.block), name="U")
     data = stages.padded_copy(stages.reader(x, layer), shape, (high * m + 2, wide * m + 2))
     down = te.compute(
         (batch, ins, high, wide, size, size, shape.in_block),
@@ -93,21 +101,26 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
         name=_DOWN,
     )
     across = te.compute(
-        (batch, size, size, ins, high, wide, shape.in_block),
-        lambda n, row, col, c, h, w, i: _input_row(matrices.input, col, lambda j: down[n, c, h, w, row, j, i]),
+        (batch, size, size, ins, high * wide, shape.in_block),
+        lambda n, row, col, c, t, i: _input_row(
+            matrices.input, col, lambda j: down[n, c, tirx.floordiv(t, wide), tirx.floormod(t, wide), row, j, i]
+        ),
         name=_ACROSS,
     )
     c, i = te.reduce_axis((0, ins), "c"), te.reduce_axis((0, shape.in_block), "i")
     product = te.compute(
-        (batch, size, size, outs, high, wide, shape.block),
-        lambda n, row, col, k, h, w, lane: te.sum(
-            across[n, row, col, c, h, w, i] * u[row, col, k, c, i, lane], axis=[c, i]
+        (batch, size, size, outs, high * wide, shape.block),
+        lambda n, row, col, k, t, lane: te.sum(
+            across[n, row, col, c, t, i] * u[row, col, tirx.floordiv(k, side), c, i, tirx.floormod(k, side), lane],
+            axis=[c, i],
         ),
         name=_PRODUCT,
     )
     up = te.compute(
         (batch, outs, high, wide, m, size, shape.block),
-        lambda n, k, h, w, y, col, lane: _output_row(matrices.output, y, lambda j: product[n, j, col, k, h, w, lane]),
+        lambda n, k, h, w, y, col, lane: _output_row(
+            matrices.output, y, lambda j: product[n, j, col, k, h * wide + w, lane]
+        ),
         name=_UP,
     )
     along = te.compute(
@@ -129,55 +142,68 @@ def schedule(sch: Any, layer: Layer, params: WinogradParams, outputs: int) -> No
     w, x = sch.split(w, [None, outputs])
     sch.reorder(n, rows, k, h, w, y, x, lane)
     rows = sch.fuse(n, rows)
-    if layer.machine.cores > 1:
-        sch.parallel(rows)
+    shared = layer.machine.cores > 1
+    if shared:
+        sch.parallel(k)
     sch.compute_at(block(_UP), w, preserve_unit_loops=True)
     for name in (_UP, _ALONG):
         sch.set_scope(block(name), 0, "local")
     stages.schedule_answer(sch, layer, w, 4)
     for name in (_UP, _ALONG):
         stages.unroll_and_vectorize(sch, block(name), 4)
-    _schedule_product(sch, params, rows)
+    _schedule_product(sch, layer, params, rows, outputs)
     sch.compute_at(block(_ACROSS), rows, preserve_unit_loops=True)
-    row, col, c, h, w, i = sch.get_loops(block(_ACROSS))[-6:]
-    sch.reorder(c, h, w, row, col, i)
-    sch.compute_at(block(_DOWN), w, preserve_unit_loops=True)
+    row, col, c, t, i = sch.get_loops(block(_ACROSS))[-5:]
+    sch.reorder(c, t, row, col, i)
+    if shared:
+        sch.parallel(c)
+    sch.compute_at(block(_DOWN), t, preserve_unit_loops=True)
     sch.set_scope(block(_DOWN), 0, "local")
-    stages.unroll_and_vectorize(sch, block(_DOWN), 5)
+    stages.unroll_and_vectorize(sch, block(_DOWN), len(sch.get_loops(block(_ACROSS))) - 3)
     for loop in (row, col):
         sch.unroll(loop)
     sch.vectorize(i)
-    sch.compute_at(block(stages.PAD), rows, preserve_unit_loops=True)
+    _spread(
+        sch, block(_ACROSS), layer.shape.in_blocks * layer.shape.in_block * params.rows * tile_counts(layer, outputs)[1]
+    )
+    sch.compute_at(block(stages.PAD), c, preserve_unit_loops=True)
     stages.schedule_pad(sch, layer, placed=True)
 
 
-def _schedule_product(sch: Any, params: WinogradParams, at: Any) -> None:
+def _schedule_product(sch: Any, layer: Layer, params: WinogradParams, at: Any, outputs: int) -> None:
     """The batched product of matrices at the block of tile rows."""
     product = sch.get_sblock(_PRODUCT)
     sch.compute_at(product, at, preserve_unit_loops=True)
-    row, col, k, h, w, lane, c, i = sch.get_loops(product)[-8:]
-    group, tile = sch.split(sch.fuse(h, w), [None, params.tiles])
+    row, col, k, t, lane, c, i = sch.get_loops(product)[-7:]
+    group, tile = sch.split(t, [None, params.tiles])
     k, kn = sch.split(k, [None, params.blocks])
     i, step = sch.split(i, [None, params.unroll])
     sch.reorder(row, col, k, group, c, i, step, tile, kn, lane)
-    depth = 6
     written = sch.cache_write(product, 0, "local")
     sch.reverse_compute_at(written, group, preserve_unit_loops=True)
+    count = params.rows * tile_counts(layer, outputs)[1]
+    _spread(sch, written, layer.shape.out_blocks * layer.shape.block * count)
+    batched = sch.fuse(row, col)
+    if layer.machine.cores > 1:
+        sch.parallel(batched)
+    depth = len(sch.get_loops(product)) - 6
     stages.unroll_and_vectorize(sch, written, depth)
-    for loop in (step, tile, kn):
+    for loop in (step, tile, kn, *([group] if count % params.tiles else [])):
         sch.unroll(loop)
     sch.vectorize(lane)
     stages.unroll_and_vectorize(sch, sch.decompose_reduction(product, c), depth)
 
 
+def _spread(sch: Any, block: Any, stride: int) -> None:
+    """Lengthen the stride of v in V or M where it is such that all of a tile's (u, v) would share a few sets of L1."""
+    if stride % _WAY == 0:
+        sch.storage_align(block, 0, 2, _WAY, _SHIFT)
+
+
 def tile_counts(layer: Layer, outputs: int) -> tuple[int, int]:
-    """Tiles down and across: as many as cover the answer, or a few more across where they divide into better register tiles."""
+    """Tiles down and across, as many as cover the answer."""
     high, wide = (-(-size // outputs) for size in layer.shape.out_size)
-
-    def cost(count: int) -> float:
-        return count * min(_tile_cycles(tile) for tile in _register_tiles(layer, high, count))
-
-    return high, min(range(wide, wide + max(1, wide // 8) + 1), key=cost)
+    return high, wide
 
 
 def space(layer: Layer, outputs: int) -> list[WinogradParams]:
@@ -202,32 +228,36 @@ def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
 
 
 def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
-    """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers; tiles are part of a row or whole rows."""
-    machine, found = layer.machine, []
+    """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers.
+
+    Where `tiles` do not divide those of a block of tile rows, every group of them is code of its own, so they may only be few.
+    """
+    side, outs, found = layer.shape.paired, layer.shape.out_blocks, []
     for rows in (size for size in range(1, high + 1) if high % size == 0):
-        for tiles in (
-            size for size in range(1, 29) if wide % size == 0 or (size % wide == 0 and rows * wide % size == 0)
-        ):
-            for blocks in (size for size in range(1, 7) if layer.shape.out_blocks % size == 0):
-                if tiles * blocks + (blocks + 1 if blocks > 1 else 2) <= machine.registers:
+        count = rows * wide
+        for tiles in range(1, min(count, _MAX_TILES) + 1):
+            few = count % tiles == 0 or count <= _UNROLLED_GROUPS * tiles
+            for blocks in (size for size in range(1, 7) if outs % size == 0 and (size == 1 or size % side == 0)):
+                if few and layer.machine.fits(tiles, blocks):
                     found.append((rows, tiles, blocks))
     return found
-
-
-def _tile_cycles(tile: tuple[int, int, int]) -> float:
-    """Cycles per multiply-add of a vector in the product of matrices, at two of them and two loads a cycle."""
-    _, tiles, blocks = tile
-    sums, loads = tiles * blocks, tiles + blocks
-    return (max(sums / 2, loads / 2, 2.0 * blocks, _FMA_LATENCY) + 0.05 * loads) / sums
 
 
 def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
     """Cycles of the products of one image, with what they stream from beyond L2."""
     shape, machine = layer.shape, layer.machine
     high, wide = tile_counts(layer, outputs)
-    rows, count, size = tile[0], high * wide, (outputs + _TAPS - 1) ** 2
-    ins, outs = shape.in_blocks * shape.in_block, shape.out_blocks * shape.block
-    products = size * count * ins * shape.out_blocks * _tile_cycles(tile)
+    rows, tiles, blocks = tile
+    size, ins, outs = (
+        (outputs + _TAPS - 1) ** 2,
+        shape.in_blocks * shape.in_block,
+        shape.out_blocks * shape.block,
+    )
+    groups, rest = divmod(rows * wide, tiles)
+    group = groups * machine.tile_cycles(tiles, blocks, ins)
+    if rest:
+        group += machine.tile_cycles(rest, blocks, ins)
+    products = size * (high / rows) * (shape.out_blocks / blocks) * group
     between = 4 * size * rows * wide * (ins + outs)
     filters = 4 * size * ins * outs
     streamed = 0.0
@@ -235,9 +265,7 @@ def _cycles(layer: Layer, outputs: int, tile: tuple[int, int, int]) -> float:
         streamed += filters * (high / rows)
     if between > machine.l2_bytes * 3 // 4:
         streamed += 2.0 * between * (high / rows)
-    bands = shape.batch * high // rows
-    busiest = -(-bands // machine.cores) * machine.cores / bands  # of the cores, as a multiple of an even share
-    return (products + streamed / _L3_BYTES) * busiest
+    return (products + streamed / _L3_BYTES) / machine.cores
 
 
 def _input_row(matrix: Matrix, index: Any, term: Callable[[int], Any]) -> Any:

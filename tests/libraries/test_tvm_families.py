@@ -1,0 +1,260 @@
+"""The kernels for CPUs as solvers: where they apply, what is proposed, and that the real builder and loader answer rightly."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_kernels import TUNED, convolutions
+from tvm_bench import Bench
+from tvm_layers import DEPTHWISE, GROUPS, LAST, ODD, POINT, STRIDE, THREE, conv, gemm
+
+from tuna.configs import Config, ConvConfig, from_json
+from tuna.libraries import measuring, reference
+from tuna.libraries.base import Environment
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import TvmLibrary, packing, problems, solvers
+from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.evaluator import TvmLoader
+from tuna.libraries.tvm.kernels import coverage, stages, winograd
+from tuna.libraries.tvm.kernels.families import FAMILIES
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.vocabulary import Cause
+
+pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+
+CPU = json.dumps({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
+TILE, DEPTH, POINTWISE, GEMM = "TvmConvTile", "TvmConvDepthwise", "TvmConvPointwise", "TvmGemmTile"
+F2, F4, F6, UNTUNED = "TvmConvWinogradF2", "TvmConvWinogradF4", "TvmConvWinogradF6", "TvmUntuned"
+NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
+NATIVE, DIRECT = {"layouts": "native"}, {"winograd": "no"}
+EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
+
+
+@pytest.mark.parametrize(
+    ("config", "conditions", "names"),
+    [
+        (conv(), {}, {TILE, F2, F4, F6, UNTUNED}),
+        (conv(**LAST), {}, {TILE, F2, F4, F6, UNTUNED}),
+        (conv(), DIRECT, {TILE, UNTUNED}),
+        (conv(), NATIVE, {TILE, F2, F4, F6, UNTUNED}),
+        (conv(in_h=5, in_w=5), {}, {TILE, F2, F4, UNTUNED}),
+        (conv(in_channels=3), {}, {TILE, UNTUNED}),
+        (conv(**STRIDE), {}, {TILE, UNTUNED}),
+        (conv(**ODD), {}, {TILE, UNTUNED}),
+        (conv(**POINT), {}, {TILE, POINTWISE, UNTUNED}),
+        (conv(**POINT), NATIVE, {TILE, UNTUNED}),
+        (conv(**POINT, **LAST), {}, {TILE, UNTUNED}),
+        (conv(**POINT, in_h=7), {}, {TILE, UNTUNED}),  # 56 pixels are no vectors of 16
+        (conv(**DEPTHWISE), {}, {TILE, DEPTH, UNTUNED}),
+        (conv(**DEPTHWISE), NATIVE, {TILE, DEPTH, UNTUNED}),
+        (conv(**DEPTHWISE, out_channels=16), NATIVE, {NCHW, UNTUNED}),
+        (conv(**GROUPS), {}, {TILE, UNTUNED}),
+        (conv(direction="B"), {}, {TILE, F2, F4, F6}),
+        (conv(direction="B", **STRIDE), {}, set()),
+        (conv(direction="W"), {}, set()),
+        (conv(**THREE), {}, {NCHW, UNTUNED}),
+        (conv(data_type="FP16"), {}, {NCHW, NHWC, BLOCKED, "TvmConvIm2colGemm", UNTUNED}),
+        (conv(in_h=512, in_w=512, in_channels=64, out_channels=64), {}, {TILE, F2, F4, F6}),  # 19 GFLOP untuned: 10 s
+        (gemm(), {}, {GEMM, UNTUNED}),
+        (gemm(), NATIVE, {GEMM, UNTUNED}),
+        (gemm(data_type="INT8"), {}, {"TvmGemmDirect", UNTUNED}),
+    ],
+)
+def test_metaschedule_is_left_to_what_no_family_covers(
+    config: Config, conditions: dict[str, str], names: set[str]
+) -> None:
+    environment = Environment("tvm", "1", "x86", 1, "t", target=CPU, conditions=conditions)
+    ((same, found),) = TvmLibrary().applicable([config], environment)
+    assert same is config
+    assert set(found) == names
+    assert len(found) == len(names)
+
+
+def test_a_family_is_named_in_the_table_and_states_its_error() -> None:
+    assert {row.family for row in solvers.FAMILIES} == {*FAMILIES, "gemm"}
+    bounds = {row.family: row.solver.error_bound for row in solvers.FAMILIES}
+    assert {outputs: bounds[f"winograd{outputs}"] for outputs in winograd.ERROR_BOUND} == winograd.ERROR_BOUND
+    assert all(0 < (bound or 0) <= reference.TOLERANCE[conv().data_type] for bound in bounds.values())
+    assert solvers.error_bound(TILE, conv()) == coverage.DIRECT_ERROR
+    assert solvers.error_bound(GEMM, gemm(k=4 * 18432)) == 2 * coverage.DIRECT_ERROR  # grows as the root of the terms
+    assert solvers.error_bound(NCHW, conv()) == float("inf")
+    assert [row.name for row in solvers.TABLE if row.solver.baseline] == [UNTUNED]
+
+
+def test_the_first_points_of_a_space_are_proposed_whatever_the_seed() -> None:
+    for name, config in ((F4, conv()), (TILE, conv(**GROUPS)), (GEMM, gemm()), (UNTUNED, conv())):
+        all_of_it = TvmBuilder().propose(KernelJob(config, name, CPU, seed=1, count=99))
+        assert len(set(all_of_it)) == len(all_of_it)
+        assert len(all_of_it) == 1 if name == UNTUNED else 2 < len(all_of_it) <= 16
+        assert TvmBuilder().propose(KernelJob(config, name, CPU, seed=2, count=2)) == all_of_it[:2]
+
+
+def test_a_family_without_a_kernel_for_the_target_proposes_nothing(bench: Bench) -> None:
+    """A wide session's job may come from a table that knew another width."""
+    result = bench.compile(conv(**POINT, in_h=7, in_w=7), POINTWISE)
+    assert (result.ok, result.cause) == (False, Cause.NOT_APPLICABLE)
+
+
+# -- the answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    """`examples/use_exported_db.py`, which has to pack without Tuna."""
+    path = Path(__file__).parents[2] / "examples" / "use_exported_db.py"
+    spec = importlib.util.spec_from_file_location("use_exported_db", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@st.composite
+def layers(draw: st.DrawFn, solver: str) -> Config:
+    """A small layer, changed until it is one for the solver: odd sizes, groups, dilation, one channel, uneven padding."""
+    found, size = draw(convolutions()).to_json(), st.integers(1, 70)
+    plain = dict.fromkeys(("conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "group_count"), 1)
+    if solver == GEMM or (solver == UNTUNED and draw(st.booleans())):
+        flags = {name: draw(st.booleans()) for name in ("trans_a", "trans_b")}
+        return gemm(m=draw(size), n=draw(size), k=draw(size), batch_count=draw(st.integers(1, 2)), **flags)
+    if "Winograd" in solver:
+        least = st.integers(int(solver[-1]) + 2, 17)  # one tile without padding
+        sizes = {"in_channels": draw(st.integers(4, 40)), "in_h": draw(least), "in_w": draw(least)}
+        found |= plain | sizes | {"out_channels": draw(size), "fil_h": 3, "fil_w": 3}
+    if solver == POINTWISE:
+        layout = dict.fromkeys(("in_layout", "fil_layout", "out_layout"), "NCHW")
+        sizes = {"in_h": 4 * draw(st.integers(1, 4)), "in_w": 4 * draw(st.integers(1, 4))}
+        found |= plain | POINT | layout | sizes
+    if solver == DEPTH:
+        channels = draw(st.integers(2, 40))
+        found |= dict.fromkeys(("in_channels", "out_channels", "group_count"), channels)
+    elif solver != UNTUNED and draw(st.booleans()):
+        found |= {"direction": "B", "conv_stride_h": 1, "conv_stride_w": 1}
+    return from_json(found)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, solver: str, target: str) -> KernelJob:
+    """A layer and conditions under which the solver applies."""
+    config, count = draw(layers(solver)), draw(st.integers(1, 8))
+    modes = [{"layouts": mode.value} for mode in Mode]
+    fit = [each for each in modes if solver in solvers.applicable(config, target, each)]
+    assume(fit)  # more padding than the filter reaches has no gradient of ours
+    return KernelJob(config, solver, target, count=count, conditions=draw(st.sampled_from(fit)))
+
+
+@pytest.fixture(scope="module")
+def target(tvm_here: None, home: Path) -> str:
+    """This machine's."""
+    return TvmLibrary().environment().target
+
+
+@pytest.mark.parametrize("solver", [row.name for row in (*solvers.FAMILIES, solvers.UNTUNED)])
+def test_what_is_built_and_loaded_answers_as_the_reference(
+    target: str, example: ModuleType, tmp_path_factory: pytest.TempPathFactory, solver: str
+) -> None:
+    """Outputs and workspaces were full of NaN."""
+    folder = tmp_path_factory.mktemp("built")
+
+    @settings(TUNED, max_examples=EXAMPLES)
+    @given(job=jobs(solver, target))
+    def check(job: KernelJob) -> None:
+        builder, loader, problem = TvmBuilder(), TvmLoader(), reference.make(job.config)
+        params = builder.propose(job)[-1]
+        path = folder / f"{len(list(folder.iterdir()))}.so"
+        builder.build(job, params, path)
+        arrays = [*problem.inputs, problem.blank()]
+        poisoned = loader.load(job, path, [np.full_like(array, np.nan) for array in arrays])
+        poisoned.run()
+        kernel = loader.load(job, path, arrays)
+        del poisoned
+        kernel.run()
+        assert problem.error(kernel.answer()) <= min(problem.tolerance, loader.error_bound(job))
+        check_packing(job, json.loads(params), problem, example)
+
+    check()
+
+
+def check_packing(job: KernelJob, record: Any, problem: reference.Problem, example: ModuleType) -> None:
+    """What an exported database says of the arguments is what the loader does."""
+    extents = [shape for *_, shape in record[3]]
+    steps = packing.of(job.config, solvers.BY_NAME[job.solver].family, extents) or [None] * 3
+    made = problems.of(job)
+    if made is None:
+        assert steps == [None] * 3
+        return
+    packed = made.inputs(*problem.inputs)
+    for given_, expected, how in zip(problem.inputs, packed, steps, strict=False):
+        np.testing.assert_array_equal(example.pack(given_, json.loads(json.dumps(how))), expected)
+    y = problem.expected.astype(np.float32)
+    np.testing.assert_array_equal(example.unpack(example.pack(y, steps[-1]), steps[-1], y.shape), y)
+    assert [list(array.shape) for array in (*packed, made.output(y))] == extents
+    if isinstance(job.config, ConvConfig):
+        command, flags = example.parse(job.config.driver())
+        assert example.extents(command, flags) == [array.shape for array in (*problem.inputs, y)]
+
+
+def pointwise_with(error: float) -> Any:
+    """A 1x1 convolution from 4 to 16 channels of 256 x 256 pixels that adds `error` to one of its million outputs."""
+    from tvm import te, tirx
+
+    x, w = te.placeholder((1, 4, 256, 256), name="X"), te.placeholder((16, 4, 1, 1), name="W")
+    c = te.reduce_axis((0, 4), "c")
+    sums = te.compute((1, 16, 256, 256), lambda n, k, h, v: te.sum(x[n, c, h, v] * w[k, c, 0, 0], axis=[c]))
+
+    def value(n: Any, k: Any, h: Any, v: Any) -> Any:
+        there, zero = tirx.all(k == 9, h == 200, v == 17), tirx.const(0.0, "float32")
+        return sums[n, k, h, v] + tirx.Select(there, tirx.const(error, "float32"), zero)
+
+    return stages.module_of([x, w, te.compute(sums.shape, value)])
+
+
+def test_one_wrong_element_of_a_million_is_found(bench: Bench, tmp_path: Path) -> None:
+    import tvm
+
+    config, artifacts = conv(**POINT, in_channels=4, out_channels=16, in_h=256, in_w=256), []
+    for error in (0.0, 0.01):
+        built = tvm.tirx.build(pointwise_with(error), target=problems.target_of(bench.target))
+        built.export_library(str(tmp_path / f"{error}.so"))
+        artifacts.append(bench.context.artifacts.put((tmp_path / f"{error}.so").read_bytes()))
+    result = bench.evaluate(config, NCHW, [*artifacts])
+    assert [trial.cause for trial in result.trials] == [None, Cause.WRONG_RESULT]
+
+
+def test_an_answer_beyond_the_solvers_own_bound_is_wrong(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(TvmLoader, "error_bound", lambda self, job: 1e-12)
+    job, path = KernelJob(conv(), TILE, target), tmp_path / "built.so"
+    TvmBuilder().build(job, TvmBuilder().propose(job)[0], path)
+    facts = {"config": conv().to_json(), "solver": TILE, "target": target}
+    found = measuring.measure("tuna.libraries.tvm.evaluator:TvmLoader", facts, str(path))
+    assert found["times_ms"] == []
+    assert 1e-12 < found["error"] < 1e-5
+    assert found["tolerance"] == 1e-12
+
+
+@pytest.mark.parametrize(
+    ("config", "solver", "conditions"),
+    [(conv(**LAST, in_channels=12, out_channels=20), F4, NATIVE), (gemm(), GEMM, {})],
+)
+def test_a_worker_builds_checks_and_measures_them(
+    bench: Bench, config: Config, solver: str, conditions: dict[str, str]
+) -> None:
+    item = bench.item(config, solver).model_copy(update={"conditions": conditions})
+    built = bench.run(item)
+    assert [trial.cause for trial in built.trials] == [None, None]
+    measured = bench.run(bench.eval_item(item, [trial.artifact for trial in built.trials]))
+    assert [trial.output_tail for trial in measured.trials] == ["", ""]
+    assert all(0 < (trial.max_error or 0) < 1e-4 and trial.time_ms for trial in measured.trials)
+    assert ("--condition layouts=native" in measured.reproduce) == bool(conditions)
