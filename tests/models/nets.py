@@ -102,4 +102,28 @@ def shared() -> Any:
     return net.model(net.add("Add", same, same), x, shifted)
 
 
-NETS = {"residual": residual, "inverted": inverted, "odd": odd, "shared": shared}
+def squeezed(channels: int = 16) -> Any:
+    """A block of a MobileNetV3: hard swish written out, and a gate for each channel; constants on either side."""
+    net = Net((1, 3, 12, 12))
+    x = net.conv("x", 3, channels, 3)
+    shifted = net.add("Clip", net.add("Add", net.constant([3.0]), x), net.constant(0.0), net.constant(6.0))
+    x = net.add("Div", net.add("Mul", x, shifted), net.constant([6.0]))
+    x = net.add("Mul", net.constant(net.random.normal(1, 0.2, (1, channels, 1, 1))), x)
+    gate = net.relu(net.conv(net.add("GlobalAveragePool", x), channels, 8, 1, norm=False))
+    gate = net.add("HardSigmoid", net.conv(gate, 8, channels, 1, norm=False))
+    return net.model(net.conv(net.add("Mul", gate, x), channels, 8, 1, norm=False))
+
+
+def ragged() -> Any:
+    """The same with channels that fill no blocks."""
+    return squeezed(20)
+
+
+NETS = {
+    "squeezed": squeezed,
+    "ragged": ragged,
+    "residual": residual,
+    "inverted": inverted,
+    "odd": odd,
+    "shared": shared,
+}

@@ -34,7 +34,7 @@ def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Pat
     model, path = NETS[name](), tmp_path / "net.so"
     build.compile_to(planned(model), tvm.target.Target(TARGET), path)
     found = timing.compare(model, path, seed=3, rivals=False)
-    assert found["error"] < 1e-5
+    assert found["errors"]["reference"] < 1e-5
     assert found["times_ms"]["tuna"][0] > 0
 
 
@@ -54,6 +54,13 @@ def test_relu6_becomes_part_of_the_convolution_though_onnx_has_it_as_a_clip() ->
     found = planned(nets.inverted())
     assert epilogues(found) == [("bias", "relu6")] * 3 + [("bias", "residual")]
     assert {task.name for task, _ in found.tasks() if task.core is None} == {"from_blocks"}
+
+
+@pytest.mark.parametrize("net", [nets.squeezed, nets.ragged])
+def test_operators_on_single_values_and_gates_for_channels_work_on_blocks(net: Any) -> None:
+    names = {task.name: count for task, count in planned(net()).tasks() if task.core is None}
+    assert names["from_blocks"] == 1, "the answer"
+    assert names["to_blocks"] == 1, "what the average wrote"
 
 
 def test_a_sum_that_others_read_too_is_written_before_its_relu() -> None:

@@ -172,7 +172,8 @@ def show_built(built: api.BuiltModel) -> None:
         median = statistics.median(times)
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
         click.echo(f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}){ratio}")
-    click.echo(f"{built.path}: largest error {built.error:.1e} of the largest value of ONNX's reference")
+    errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
+    click.echo(f"{built.path}: largest error over largest value {errors}")
 
 
 def _shape(text: str) -> tuple[str, list[int]]:

@@ -15,13 +15,18 @@ from tvm import relax
 
 from tuna.configs import ConvConfig
 from tuna.configs.task import TaskConfig
+from tuna.libraries.tvm.kernels import arrays
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
 from tuna.models.groups import Group
 
-#: Operators on each value alone that map 0 to 0, so that what fills the last block up stays 0.
-_ELEMENTWISE = ("nn.relu", "nn.relu6", "clip", "maximum", "minimum", "add", "multiply", "nn.silu", "nn.gelu")
+#: Operators on single values whose answer is finite for finite values. Those that fill the last block up are no zeros after
+#: them, which does not matter: kernels multiply them by zero.
+_ELEMENTWISE = {
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs", "exp", "sigmoid", "tanh"),
+    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
+}
 
 
 @dataclass(frozen=True)
@@ -107,19 +112,19 @@ class Emitter:
         self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output())
 
     def _operator(self, node: Node) -> None:
-        """In blocks if its input is there already and it can be done, else as TVM does it."""
-        if node.args and isinstance(node.args[0], relax.Var) and node.args[0] in self._blocks:
-            found = self._in_blocks(node)
-            if found is not None:
-                return
+        """In blocks if an input is there already and it can be done, else as TVM does it."""
+        if any(isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args) and self._in_blocks(node):
+            return
         value = substitute(node.value, _Lookup(self.plain))
         self._plain[node.var] = self._builder.emit(value)
 
-    def _in_blocks(self, node: Node) -> Any:
-        shape, given = extents(node.var), extents(node.args[0])
-        if shape is None or given is None or len(given) != 4:
-            return None
-        x, block = self._blocks[node.args[0]], self._block
+    def _in_blocks(self, node: Node) -> bool:
+        shape, block = extents(node.var), self._block
+        if self._is_elementwise(node):
+            return self._elementwise(node)
+        x, given = self._blocks.get(node.args[0]), extents(node.args[0])
+        if shape is None or given is None or x is None:
+            return False
         extended = blocked.blocked_extents(given, block)
         if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
             pool = _pool(node)
@@ -137,26 +142,50 @@ class Emitter:
             answer = self._call(function, [x], (*given[:2], 1, 1))
             self._plain[node.var] = answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
             return True
-        if node.op in _ELEMENTWISE and shape == given:
-            args = [self._operand(arg, given) for arg in node.args]
-            if all(arg is not None for arg in args):
-                call = tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
-                self._blocks[node.var] = self._builder.emit(call)
-                return True
-        return None
+        return False
 
-    def _operand(self, arg: Any, shape: tuple[int, ...]) -> Any:
-        """An argument of an elementwise operator for blocks, None if it has another shape."""
-        if isinstance(arg, relax.Var):
-            return self.blocks(arg) if extents(arg) == shape else None
+    def _is_elementwise(self, node: Node) -> bool:
+        if node.op != "divide":
+            return node.op in _ELEMENTWISE
+        values, shape = constant_of(node.args[1]), extents(node.var)
+        whole = shape is not None and len(shape) == 4 and shape[1] % self._block == 0
+        return whole or (values is not None and bool(np.all(values)))
+
+    def _elementwise(self, node: Node) -> bool:
+        shape = extents(node.var)
+        if shape is None or len(shape) != 4 or getattr(node.var.ty, "dtype", None) != "float32":
+            return False
+        if not all(self._fits(arg, shape) for arg in node.args):
+            return False
+        args = [self._operand(arg) for arg in node.args]
+        self._blocks[node.var] = self._builder.emit(
+            tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
+        )
+        return True
+
+    def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
+        """Whether an argument of an elementwise operator can be had in blocks: one value, or all channels of the answer."""
         values = constant_of(arg)
-        return arg if values is None or values.size == 1 else None
+        if values is not None and values.size == 1:
+            return True
+        given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
+        if values is None and not isinstance(arg, relax.Var):
+            return given is None  # a bound of a clip
+        return given is not None and len(given) == 4 and given[1] == shape[1]
 
-    def _channels(self, values: np.ndarray) -> np.ndarray:
+    def _operand(self, arg: Any) -> Any:
+        if isinstance(arg, relax.Var):
+            return self.blocks(arg)
+        values = constant_of(arg)
+        if values is None:
+            return arg
+        if values.size == 1:
+            return relax.const(values.reshape(()))
+        return relax.const(arrays.to_blocks(values, self._block))
+
+    def _channels(self, values: np.ndarray) -> Any:
         """A value for each channel as C/b, b."""
-        filled = np.zeros(-(-len(values) // self._block) * self._block, np.float32)
-        filled[: len(values)] = values
-        return filled.reshape(-1, self._block)
+        return arrays.to_blocks(values.reshape(1, -1, 1, 1), self._block).reshape(-1, self._block)
 
     def _add(self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None) -> Any:
         if key not in self._functions:

@@ -54,7 +54,9 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
         listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(missing.items()))
         raise BadInput(f"{name} has operators that cannot be imported: {listed}.")
     try:
-        return from_onnx(model, keep_params_in_input=False)
+        from tuna.models.fold import fold
+
+        return from_onnx(fold(model), keep_params_in_input=False)
     except Exception as error:  # TVM raises whatever its converters do
         raise BadInput(f"{name} cannot be imported: {str(error).strip().splitlines()[-1][:300]}") from error
 
