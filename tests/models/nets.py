@@ -28,6 +28,11 @@ class Net:
         self.weights.append(numpy_helper.from_array(np.asarray(values, np.float32), name))
         return name
 
+    def whole(self, values: Any) -> str:
+        """Whole numbers, such as a shape."""
+        self.weights.append(numpy_helper.from_array(np.asarray(values, np.int64), f"w{len(self.weights)}"))
+        return f"w{len(self.weights) - 1}"
+
     def conv(
         self, x: str, ins: int, outs: int, size: int, *, norm: bool = True, pads: Any = None, **attributes: Any
     ) -> str:
@@ -119,7 +124,33 @@ def ragged() -> Any:
     return squeezed(20)
 
 
+def dense() -> Any:
+    """Products of rows in two dimensions with constant matrices, one with a bias, and a product of two variables."""
+    net = Net((2, 5, 12))
+    x = net.add("MatMul", "x", net.constant(net.random.normal(0, 0.3, (12, 20))))
+    x = net.relu(net.add("Add", x, net.constant(net.random.normal(0, 1, 20))))
+    y = net.add("MatMul", x, net.constant(net.random.normal(0, 0.3, (20, 7))))
+    return net.model(net.add("MatMul", y, net.add("Transpose", y, perm=[0, 2, 1])))
+
+
+def computed_shape() -> Any:
+    """A reshape to what the graph computes from a shape."""
+    net = Net((2, 4, 6, 6))
+    batch = net.add("Gather", net.add("Shape", net.relu("x")), net.whole([0]))
+    return net.model(net.add("Reshape", net.conv("x", 4, 8, 1), net.add("Concat", batch, net.whole([-1]), axis=0)))
+
+
+def old() -> Any:
+    """Batch normalisation of an operator set whose reference normalises as in training, and one that follows no convolution."""
+    net = Net((2, 8, 6, 6), opset=11)
+    x = net.add("BatchNormalization", "x", *map(net.constant, [*net.random.normal(1, 0.2, (3, 8)), [2.0] * 8]))
+    return net.model(net.relu6(net.conv(x, 8, 16, 3)))
+
+
 NETS = {
+    "old": old,
+    "dense": dense,
+    "computed_shape": computed_shape,
     "squeezed": squeezed,
     "ragged": ragged,
     "residual": residual,

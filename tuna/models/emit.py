@@ -100,7 +100,10 @@ class Emitter:
         function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
         weights = relax.const(chosen.pack(group.weights))
         if not isinstance(group.core, ConvConfig):
-            self._plain[group.answer] = self._call(function, [self.plain(group.input), weights], extents(group.answer))
+            rows, found = self._shaped(self.plain(group.input), (group.core.m, group.core.k)), extents(group.answer)
+            assert found is not None
+            answer = self._call(function, [rows, weights], (group.core.m, group.core.n))
+            self._plain[group.answer] = self._shaped(answer, found)
             return
         assert chosen.shape is not None
         x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
@@ -193,6 +196,10 @@ class Emitter:
         function = self._functions[key]
         self.calls.append((str(function.name_hint), task))
         return function
+
+    def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """The value with another shape and the same order of its values."""
+        return value if extents(value) == shape else self._builder.emit(relax.op.reshape(value, shape))
 
     def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None) -> Any:
         assert shape is not None

@@ -83,9 +83,10 @@ def _convolution(node: Node) -> Group | None:
 
 def _product(node: Node) -> Group | None:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
-    if weights is None or shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) != 2:
+    if weights is None or shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
         return None
-    return Group(GemmConfig(m=shape[0], n=weights.shape[1], k=weights.shape[0]), node.args[0], weights, nodes=[node])
+    rows = math.prod(shape[:-1])
+    return Group(GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]), node.args[0], weights, nodes=[node])
 
 
 def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
