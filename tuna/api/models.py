@@ -190,8 +190,8 @@ def build_model(
 ) -> BuiltModel:
     """Build an imported model into the shared library `output`, check and time it; `output` is only there if it is right.
 
-    Kernels are the winners of the session, or of all sessions on such a machine, else predicted. Raises NotFound, and
-    BadInput if the answer differs from ONNX's reference by more than `TOLERANCE`.
+    Kernels are the winners of the session, or of all sessions on such a machine, else those of similar tasks, else
+    predicted. Raises NotFound, and BadInput if the answer differs from ONNX's reference by more than `TOLERANCE`.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -203,9 +203,11 @@ def build_model(
     with reading(open_database()) as connection:
         model = store.find(connection, name)
         winners = store.winners(connection, model, session_id, winograd=winograd)
+        alike = store.nearest(connection, model, session_id, winograd=winograd)
     manifest, temporary = model.manifest, output.with_name(f".{output.name}.new.so")
     common: dict[str, Any] = {"path": str(_file(model)), "shapes": manifest.shapes}
-    records = {key: [winner.solver, winner.params] for key, winner in winners.items()}
+    records: dict[str, Any] = {key: [winner.solver, winner.params, None] for key, winner in winners.items()}
+    records |= {key: [winner.solver, winner.params, task.to_json()] for key, (winner, task) in alike.items()}
     try:
         with ModelProcess(manifest.target) as process:
             made = process.call(

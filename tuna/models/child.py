@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from tuna.configs import TaskConfig, from_json
 from tuna.errors import TunaError
 from tuna.models import build, importer, timing
 from tuna.models.kernels import Kernels, Record
@@ -50,9 +51,9 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
 def make(
     path: str, target: str, shapes: Mapping[str, Any], records: Mapping[str, Any], winograd: bool, output: str
 ) -> dict[str, Any]:
-    """Build the model into the shared library `output`; `records` are [solver, params] by task key."""
+    """Build the model into the shared library `output`; `records` are [solver, params, other task or None] by task key."""
     model = importer.read_onnx(Path(path), shapes)
-    known = {key: Record(*record) for key, record in records.items()}
+    known = {key: Record(solver, params, _task(other)) for key, (solver, params, other) in records.items()}
     kernels = Kernels(_target(target), known, winograd=winograd)
     planned = build.plan(importer.to_relax(model, Path(path).name), kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
@@ -68,6 +69,11 @@ def check(path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals:
     """Error against ONNX's reference on random input, times in turn with onnxruntime, and the share of each function."""
     model = importer.read_onnx(Path(path), shapes)
     return timing.compare(model, Path(library), seed, rivals=rivals)
+
+
+def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
+    found = None if fields is None else from_json(fields)
+    return found if isinstance(found, TaskConfig) else None
 
 
 def _target(text: str) -> Any:

@@ -22,10 +22,11 @@ from tuna.models.manifest import Class
 
 @dataclass(frozen=True)
 class Record:
-    """A measured winner of a task."""
+    """A measured winner: of the task itself, or of another one that is like it."""
 
     solver: str
     params: str  #: TVM's TuningRecord as JSON
+    of: TaskConfig | None = None  #: the other task
 
 
 class Kernels:
@@ -46,7 +47,11 @@ class Kernels:
 
     def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)
-        if record is not None:
+        if record is not None and record.of is not None:
+            found = _transferred(task, record, record.of, self._target)
+            if found is not None:
+                return found, Class.NEAREST
+        elif record is not None:
             try:
                 return _applied(task, record, self._target), Class.EXACT
             except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
@@ -80,6 +85,31 @@ def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
     schedule = Schedule(module)
     found.trace.apply_to_schedule(schedule, remove_postproc=False)
     return _chosen(problem, schedule.mod)
+
+
+def _transferred(task: TaskConfig, record: Record, other: TaskConfig, target: Any) -> Chosen | None:
+    """The point of another task's record in the space of this one; None where the space does not have it."""
+    family, mode = BY_NAME[record.solver].family, Mode(task.layouts)
+    here = problems.with_family(task, family, mode, target)
+    there = problems.with_family(other, family, mode, target)
+    if here is None or there is None or not here.count(1):
+        return None
+    points, wanted = there.family.space(there.layer), _point(record, there.workload())
+    if wanted is None or not 0 <= wanted < len(points):
+        return None
+    space = here.family.space(here.layer)
+    if points[wanted] not in space:
+        return None
+    return _chosen(here, here.candidate(space.index(points[wanted])).mod)
+
+
+def _point(record: Record, module: Any) -> int | None:
+    """The index of the point: the decision of the first instruction of the trace."""
+    try:
+        found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
+        return int(found.trace.get_decision(found.trace.insts[0]))
+    except Exception:  # a record of another version of TVM or of the kernels fails in many ways; there is a prediction
+        return None
 
 
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.configs import TaskConfig
+from tuna.configs import TaskConfig, from_json_text
 from tuna.db import configs, networks
 from tuna.db.baselines import is_no_baseline
 from tuna.db.models import Config, Environment, FindDb, Kernel, Model, ModelConfig, Session, Solver
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
+from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
 
 _FRAMEWORK = "onnx"
@@ -106,15 +107,46 @@ def winners(
 
     Results are measured ones; without `winograd` only those of direct sums.
     """
-    tasks: list[TaskConfig] = [entry.task for entry in model.manifest.tasks if entry.task.core is not None]
+    keys = [entry.task.key for entry in model.manifest.tasks if entry.task.core is not None]
+    found = _fastest(connection, model, Config.key.in_(keys), session_id, winograd)
+    return {key: winner for key, (winner, _) in found.items()}
+
+
+def nearest(
+    connection: sa.Connection, model: StoredModel, session_id: int | None = None, *, winograd: bool = True
+) -> dict[str, tuple[Winner, TaskConfig]]:
+    """For each task without a result the winner of that one which is the most alike, and that task; see `likeness`."""
+    there = _fastest(connection, model, Config.kind == TaskConfig.kind, session_id, winograd)
+    known = [(winner, task) for winner, text in there.values() if isinstance(task := from_json_text(text), TaskConfig)]
+    found: dict[str, tuple[Winner, TaskConfig]] = {}
+    for entry in model.manifest.tasks:
+        task = entry.task
+        if task.core is None or task.key in there:
+            continue
+        distances = [(distance, place) for place, (_, other) in enumerate(known) if (distance := likeness(task, other))]
+        if distances:
+            found[task.key] = known[min(distances)[1]]
+    return found
+
+
+def _fastest(
+    connection: sa.Connection,
+    model: StoredModel,
+    wanted: sa.ColumnElement[bool],
+    session_id: int | None,
+    winograd: bool,
+) -> dict[str, tuple[Winner, str]]:
+    """The fastest result of each config, and the config as JSON, by key."""
     statement = (
-        sa.select(Config.key, Solver.name, FindDb.params, FindDb.time_ms, FindDb.session_id, Environment.target)
+        sa.select(
+            Config.key, Solver.name, FindDb.params, FindDb.time_ms, FindDb.session_id, Config.json, Environment.target
+        )
         .join(Config, Config.id == FindDb.config_id)
         .join(Solver, Solver.id == FindDb.solver_id)
         .join(Session, Session.id == FindDb.session_id)
         .join(Environment, Environment.id == Session.environment_id)
-        .where(Config.key.in_([task.key for task in tasks]), FindDb.time_ms > 0, FindDb.simulated.is_(False))
-        .where(Environment.library == "tvm", Environment.library_version == model.manifest.tvm, is_no_baseline())
+        .where(wanted, FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
+        .where(Environment.library == "tvm", Environment.library_version == model.manifest.tvm)
         .order_by(FindDb.time_ms.desc())
     )
     if session_id is not None:
@@ -123,8 +155,8 @@ def winners(
         statement = statement.where(Solver.algorithm != "Winograd")
     same = json.loads(model.manifest.target)
     return {
-        key: Winner(solver, params, float(time_ms or 0.0), session)
-        for key, solver, params, time_ms, session, target in connection.execute(statement)
+        key: (Winner(solver, params, float(time_ms or 0.0), session), text)
+        for key, solver, params, time_ms, session, text, target in connection.execute(statement)
         if json.loads(target) == same
     }
 

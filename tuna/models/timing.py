@@ -33,15 +33,30 @@ def compare(model: Any, library: Path, seed: int, *, rivals: bool) -> dict[str, 
     An error is the largest over the largest magnitude of an output. With `rivals`, onnxruntime takes part where it is installed.
     """
     inputs = _random_inputs(model, seed)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    given = [tvm.runtime.tensor(array) for array in inputs.values()]
-    ours = [tensor.numpy() for tensor in _outputs(machine["main"](*given))]
+    machine, given = _loaded(library, inputs)
+    ours = _answer(machine, given)
     errors = {"reference": _error(ours, _reference(model, inputs))}
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
     if rivals and importlib.util.find_spec("onnxruntime"):
         contenders["onnxruntime"] = run = _onnxruntime(model, inputs)
         errors["onnxruntime"] = _error(ours, run())
     return {"errors": errors, "times_ms": _in_turn(contenders), "shares": _shares(machine, given)}
+
+
+def error_of(model: Any, library: Path, seed: int) -> float:
+    """The error against ONNX's reference alone."""
+    inputs = _random_inputs(model, seed)
+    return _error(_answer(*_loaded(library, inputs)), _reference(model, inputs))
+
+
+def _loaded(library: Path, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The virtual machine of a built model, and the inputs as it takes them."""
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    return machine, [tvm.runtime.tensor(array) for array in inputs.values()]
+
+
+def _answer(machine: Any, given: list[Any]) -> list[Any]:
+    return [tensor.numpy() for tensor in _outputs(machine["main"](*given))]
 
 
 def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
