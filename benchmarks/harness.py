@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -21,8 +21,8 @@ class Outcome:
     budget: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
 
-    def print(self) -> int:
-        """Print the object on stdout; the exit code is 0 if the budget is met."""
+    def print(self, file: Path | None = None) -> int:
+        """Print the object on stdout, and write it to `file`; the exit code is 0 if the budget is met."""
         all_figures = self.figures | self.ratios
         missed = {name for name, least in self.budget.items() if all_figures[name] < least}
         missed |= {name for name, most in self.limits.items() if all_figures[name] > most}
@@ -41,8 +41,10 @@ class Outcome:
                 "load": os.getloadavg()[0],
             },
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        text = json.dumps(document, indent=1)
+        print(text)
+        if file:
+            file.write_text(text + "\n")
         return 1 if missed else 0
 
 

@@ -86,6 +86,28 @@ def backward_data(flags, dy, w):
     return np.moveaxis(dx, 1, -1) if last else dx
 
 
+def backward_weights(flags, x, dy):
+    """The gradient of a layer's weights in double precision, tap by tap."""
+    last = flags["in_layout"].endswith("C")
+    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    if last:
+        x, dy = np.moveaxis(x, -1, 1), np.moveaxis(dy, -1, 1)
+    (ph, sh, dh), (pw, sw, dw) = (
+        [ints[f"{name}_{axis}"] for name in ("pad", "conv_stride", "dilation")] for axis in "hw"
+    )
+    x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)])
+    groups, (high, wide) = ints["group_count"], dy.shape[2:]
+    ins, outs = x.shape[1] // groups, dy.shape[1] // groups
+    found = np.zeros((dy.shape[1], ins, ints["fil_h"], ints["fil_w"]))
+    for g, r, c in itertools.product(range(groups), *map(range, found.shape[2:])):
+        rows = slice(r * dh, r * dh + (high - 1) * sh + 1, sh)
+        part = x[:, g * ins : (g + 1) * ins, rows, c * dw : c * dw + (wide - 1) * sw + 1 : sw]
+        k = slice(g * outs, (g + 1) * outs)
+        found[k, :, r, c] = np.einsum("nkhw,nchw->kc", dy[:, k], part)
+    return np.moveaxis(found, 1, -1) if last else found
+
+
 def multiply(flags, a, b):
     """The matrix product in double precision."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -158,7 +180,7 @@ def extents(command, flags):
     y = (ints["batchsize"], ints["out_channels"], *sizes)
     if flags["in_layout"].endswith("C"):
         x, w, y = ((n, h, v, c) for n, c, h, v in (x, w, y))
-    return [y, w, x] if flags["forw"] == "2" else [x, w, y]
+    return {"1": [x, w, y], "2": [y, w, x], "4": [x, y, w]}[flags["forw"]]
 
 
 def timed(function, arguments):
@@ -179,7 +201,7 @@ def default_ms(command, flags, target, inputs):
     """Time in ms of the layer as TVM compiles it for who has no database; None for a gradient, which is no operator."""
     from tvm import relax
 
-    if flags.get("forw") == "2":
+    if flags.get("forw", "1") != "1":
         return None
     builder = relax.BlockBuilder()
     x, w = (relax.Var(f"x{i}", relax.TensorType(array.shape, str(array.dtype))) for i, array in enumerate(inputs))
@@ -246,8 +268,8 @@ def main(directory):
             untuned_ms = default_ms(command, flags, target, inputs)
         else:
             _, untuned_ms = run(module, target, inputs, blank)
-        reference = multiply if "gemm" in command else (backward_data if flags["forw"] == "2" else convolve)
-        expected = reference(flags, *inputs)
+        directions = {"1": convolve, "2": backward_data, "4": backward_weights}
+        expected = (multiply if "gemm" in command else directions[flags["forw"]])(flags, *inputs)
         error = float(np.max(np.abs(found.astype(np.float64) - expected)) / np.max(np.abs(expected)))
         data_type = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}[record[3][0][1]]
         right = error <= LIMIT[data_type]  # false for NaN: an output that was not written

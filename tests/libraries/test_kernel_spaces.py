@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tvm_layers import DEPTHWISE, POINT, STRIDE, THREE, conv
 
-from tuna.configs import Config
+from tuna.configs import Config, GemmConfig
 
 if find_spec("tvm") is None:
     if os.environ.get("CI") == "true":
@@ -26,24 +26,27 @@ from tvm_ffi import structural_equal
 
 from tuna.libraries.tvm import workloads
 from tuna.libraries.tvm.boot import import_intrinsics
-from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.kernels import gemm, machine
 from tuna.libraries.tvm.kernels.cook_toom import transforms
-from tuna.libraries.tvm.kernels.families import FAMILIES, layer_of, ranked
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
 TARGETS = {
     "avx512": {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 1},
-    "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 1},
+    "znver4": {"kind": "llvm", "mcpu": "znver4", "num-cores": 1},
+    "avx2": {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1},
     "neon": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 1},
 }
 #: The widest register, its number, and what a fused multiply-add of it looks like in assembly.
 WIDTHS = {
     "avx512": (64, 32, r"vfmadd\d+ps\b.*%zmm"),
+    "znver4": (64, 32, r"vfmadd\d+ps\b.*%zmm"),
     "avx2": (32, 16, r"vfmadd\d+ps\b.*%ymm"),
     "neon": (16, 32, r"fmla\tv\d+\.4s"),
 }
+SPILL = r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp|stp\tq\d+, q\d+, \[sp"
 
 
 def target_of(name: str) -> Any:
@@ -57,14 +60,19 @@ def layer_for(target: Any, config: Config, mode: Mode = Mode.NATIVE) -> Layer:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"direction": "W"}, {"direction": "B", **STRIDE}, {"mode": "trans"}, {"data_type": "FP16"}, THREE]
+    "changes", [{"mode": "trans"}, {"direction": "B", "mode": "trans"}, {"data_type": "FP16"}, THREE]
 )
 def test_what_is_no_convolution_in_fp32_has_no_kernel(changes: dict[str, Any]) -> None:
     assert layer_of(conv(**changes), Mode.LAYER, target_of("avx2")) is None
 
 
+def assembly(target: Any, module: Any) -> str:
+    return str(tvm.tirx.build(module, target=target).inspect_source("asm"))
+
+
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_kernel_uses_the_widest_vectors_of_its_target(name: str) -> None:
+def test_a_tile_fills_the_registers_of_its_target_and_is_not_spilled(name: str) -> None:
+    """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it calls for memory."""
     target = target_of(name)
     cpu = machine.from_target(target)
     vector_bytes, registers, pattern = WIDTHS[name]
@@ -72,20 +80,46 @@ def test_a_kernel_uses_the_widest_vectors_of_its_target(name: str) -> None:
     layer = layer_for(target, conv(**RESNET))
     family, index = ranked(layer, [FAMILIES["direct"]])[0]
     point = family.space(layer)[index]
-    text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
+    text = assembly(target, family.candidate(layer, index).mod)
     sums = point.rows * point.columns * point.blocks
     assert 8 <= sums <= registers - 2
     assert len(re.findall(pattern, text)) >= sums
+    assert len(re.findall(SPILL, text)) <= 1
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_no_tile_of_the_best_candidate_is_spilled(name: str) -> None:
-    """A spilled sum is a vector that is stored on the stack; TVM itself stores one there when it calls for memory."""
+SMALL = {"in_channels": 32, "out_channels": 32, "in_h": 16, "in_w": 16}
+#: A small layer for each family.
+CROSS = {
+    "direct": {**SMALL, **STRIDE},
+    "depthwise": {**SMALL, "group_count": 32},
+    "pointwise": {**SMALL, **POINT},
+    "winograd2": SMALL,
+    "backward_data": {**SMALL, **STRIDE, "direction": "B"},
+    "backward_weights": {**SMALL, "direction": "W"},
+}
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize("kind", [*CROSS, "gemm"])
+def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(name: str, kind: str) -> None:
+    """Cross-built and disassembled: multiply-adds of that width, and fewer values stored on the stack than those."""
     target = target_of(name)
-    layer = layer_for(target, conv(**RESNET))
-    family, index = ranked(layer, [FAMILIES["direct"]])[0]
-    text = tvm.tirx.build(family.candidate(layer, index).mod, target=target).inspect_source("asm")
-    assert len(re.findall(r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp", text)) <= 1
+    if kind == "gemm":
+        product = gemm.Product(GemmConfig(m=24, n=128, k=64), Mode.NATIVE, machine.from_target(target))
+        module = GEMM.candidate(product, 0).mod
+    else:
+        mode = Mode.LAYER if kind in ("pointwise", "backward_weights") else Mode.NATIVE
+        layer = layer_for(target, conv(**CROSS[kind]), mode)
+        module = FAMILIES[kind].candidate(layer, 0).mod
+    text = assembly(target, module)
+    products = len(re.findall(WIDTHS[name][2], text))
+    assert products >= 8
+    assert len(re.findall(SPILL, text)) < products
+
+
+def test_caches_of_a_cpu_that_is_not_this_one_are_small() -> None:
+    found = machine.from_target(target_of("neon"))
+    assert (found.l1_bytes, found.l2_bytes) == (32 << 10, 512 << 10)
 
 
 @pytest.mark.parametrize("changes", [{}, POINT, STRIDE], ids=["3x3", "1x1", "3x3/2"])

@@ -35,6 +35,7 @@ CPU = json.dumps({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
 TILE, DEPTH, POINTWISE, GEMM = "TvmConvTile", "TvmConvDepthwise", "TvmConvPointwise", "TvmGemmTile"
 F2, F4, F6, UNTUNED = "TvmConvWinogradF2", "TvmConvWinogradF4", "TvmConvWinogradF6", "TvmUntuned"
 NCHW, NHWC, BLOCKED = "TvmConvDirectNCHW", "TvmConvDirectNHWC", "TvmConvNCHWc"
+DATA, WEIGHTS = "TvmConvBackwardData", "TvmConvBackwardWeights"
 NATIVE, DIRECT = {"layouts": "native"}, {"winograd": "no"}
 EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
 
@@ -59,8 +60,10 @@ EXAMPLES = 50 if os.environ.get("TUNA_TEST_DRILLS") == "3" else 2
         (conv(**DEPTHWISE, out_channels=16), NATIVE, {NCHW, UNTUNED}),
         (conv(**GROUPS), {}, {TILE, UNTUNED}),
         (conv(direction="B"), {}, {TILE, F2, F4, F6}),
-        (conv(direction="B", **STRIDE), {}, set()),
-        (conv(direction="W"), {}, set()),
+        (conv(direction="B", **STRIDE), {}, {DATA}),
+        (conv(direction="W"), {}, {WEIGHTS}),
+        (conv(direction="W"), NATIVE, set()),
+        (conv(direction="W", data_type="FP16"), {}, set()),
         (conv(**THREE), {}, {NCHW, UNTUNED}),
         (conv(data_type="FP16"), {}, {NCHW, NHWC, BLOCKED, "TvmConvIm2colGemm", UNTUNED}),
         (conv(in_h=512, in_w=512, in_channels=64, out_channels=64), {}, {TILE, F2, F4, F6}),  # 19 GFLOP untuned: 10 s
@@ -138,6 +141,8 @@ def layers(draw: st.DrawFn, solver: str) -> Config:
     if solver == DEPTH:
         channels = draw(st.integers(2, 40))
         found |= dict.fromkeys(("in_channels", "out_channels", "group_count"), channels)
+    elif "Backward" in solver:
+        found |= {"direction": "W"} if solver == WEIGHTS else {"direction": "B", "conv_stride_h": 2}
     elif solver != UNTUNED and draw(st.booleans()):
         found |= {"direction": "B", "conv_stride_h": 1, "conv_stride_w": 1}
     return from_json(found)

@@ -26,8 +26,8 @@ _CALLS = {
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {"tuna/files.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
-#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for.
-_LOADERS = {"examples/plugin/tuna_cgemm/kernel.py", "benchmarks/kernels.py"}
+#: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for; or its own code.
+_LOADERS = {"examples/plugin/tuna_cgemm/kernel.py", "benchmarks/contest.py"}
 _SQL = {
     "execute",
     "executemany",

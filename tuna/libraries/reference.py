@@ -76,11 +76,12 @@ def make(config: Config, seed: int = 0) -> Problem:
 
 
 def convolution(config: ConvConfig, seed: int) -> Problem:
-    """Of a forward convolution x and w, and y; of one in the direction of backward data dy and w, and dx."""
-    if config.mode != "conv" or config.direction is Direction.BACKWARD_WEIGHTS:
-        raise BadInput(
-            f"there is no reference for {config.label}: only for convolutions forward and backward data, not transposed"
-        )
+    """Of a forward convolution x and w, and y; of backward data dy and w, and dx; of backward weights x and dy, and dw."""
+    if config.mode != "conv":
+        raise BadInput(f"there is no reference for {config.label}: only for convolutions that are not transposed")
+    if config.direction is Direction.BACKWARD_WEIGHTS:
+        shapes = config.input_shape, config.output_shape
+        return _product(config, seed, shapes, lambda x, dy: backward_weights(config, x, dy))
     if config.direction is Direction.BACKWARD_DATA:
         shapes = config.output_shape, config.weight_shape
         return _product(config, seed, shapes, lambda dy, w: backward_data(config, dy, w))
@@ -178,6 +179,30 @@ def backward_data(config: ConvConfig, dy: Any, w: Any) -> Any:
             padded[(slice(None), ins, *window)] += (w[(outs, slice(None), *tap)].T @ flat).reshape(batch, per_in, *out)
     dx = padded[(slice(None), slice(None), *(slice(pad, pad + size) for pad, size in zip(pads, sizes, strict=True)))]
     return np.ascontiguousarray(np.moveaxis(dx, 1, -1) if config.in_layout.endswith("C") else dx)
+
+
+def backward_weights(config: ConvConfig, x: Any, dy: Any) -> Any:
+    """The gradient of the weights: for each tap, the products of dy and what the tap read; in the weights' layout."""
+    x, dy = _channels_first(x, config.in_layout), _channels_first(dy, config.out_layout)
+    axes = "dhw"[-config.spatial_dim :]
+    pads = [(getattr(config, f"pad_{axis}"),) * 2 for axis in axes]
+    strides, dilations = ([getattr(config, f"{name}_{axis}") for axis in axes] for name in ("conv_stride", "dilation"))
+    taps, groups, out = [getattr(config, f"fil_{axis}") for axis in axes], config.group_count, config.output_size
+    batch, per_in, per_out = config.batchsize, config.in_channels // groups, config.out_channels // groups
+    x = np.pad(x, [(0, 0), (0, 0), *pads])
+    dw = np.zeros((config.out_channels, per_in, *taps))
+    for tap in itertools.product(*(range(size) for size in taps)):
+        window = tuple(
+            slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
+            for at, dilation, size, stride in zip(tap, dilations, out, strides, strict=True)
+        )
+        part = x[(slice(None), slice(None), *window)]
+        for group in range(groups):
+            ins = part[:, group * per_in : (group + 1) * per_in].reshape(batch, per_in, -1)
+            outs = dy[:, group * per_out : (group + 1) * per_out].reshape(batch, per_out, -1)
+            place: tuple[Any, ...] = (slice(group * per_out, (group + 1) * per_out), slice(None), *tap)
+            dw[place] = (outs @ ins.swapaxes(1, 2)).sum(axis=0)
+    return np.ascontiguousarray(np.moveaxis(dw, 1, -1) if config.fil_layout.endswith("C") else dw)
 
 
 def _channels_first(tensor: Any, layout: str) -> Any:

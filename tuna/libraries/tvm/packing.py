@@ -33,7 +33,7 @@ def of(config: Config, family: str, arguments: Sequence[Sequence[int]]) -> list[
     """The steps to each argument of a family's kernel with these extents, None for one that stays; None if all stay."""
     if isinstance(config, GemmConfig):
         found = [None, _panels(config, arguments[1]), None]
-    elif isinstance(config, ConvConfig) and family:
+    elif isinstance(config, ConvConfig) and family and config.direction is not Direction.BACKWARD_WEIGHTS:
         found = _convolution(config, family, arguments)
     else:
         return None
@@ -95,10 +95,13 @@ def _weights(config: ConvConfig, sizes: ConvShape, family: str, extents: Sequenc
         filled = {"filled": [groups * size, sizes.in_channels, *taps]}
         return steps | filled | {"split": [groups, size, sizes.in_channels], "permuted": [0, 2, 1]}
     steps["filled"] = [rows, columns, *taps]
+    if sizes.groups > 1:
+        steps["groups"] = [sizes.groups, sizes.merged]
+    if family == "backward_data":
+        split = [sizes.out_blocks, block, sizes.in_blocks, sizes.in_block]
+        return steps | {"split": [*split, *taps], "permuted": [0, 2, 4, 5, 3, 1]}
     split = [rows // block // side, side, block, sizes.in_blocks, sizes.in_block]
     if family == "direct":
-        if sizes.groups > 1:
-            steps["groups"] = [sizes.groups, sizes.merged]
         return steps | {"split": [*split, *taps], "permuted": [0, 3, 6, 5, 4, 1, 2]}
     matrix = transforms(extents[0] - coverage.TAPS + 1, coverage.TAPS).filter
     steps["transform"] = [[float(value) for value in row] for row in matrix]

@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.task import BIAS, RELU, RELU6, RESIDUAL
+from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernels import arrays, machine, shape
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of
@@ -38,8 +39,12 @@ class Problem:
 
     def count(self, wanted: int) -> int:
         """How many candidates there are, at most `wanted`; none where the family has no kernel for the target."""
-        subject = self.layer.shape if isinstance(self.layer, Layer) else self.layer.config
-        return min(wanted, len(self.family.space(self.layer))) if self.family.applies(subject, self.layer.mode) else 0
+        if isinstance(self.layer, Layer):
+            sizes = self.layer.shape
+            fits = sizes.direction is self.family.direction and self.family.applies(sizes, self.layer.mode)
+        else:
+            fits = self.family.applies(self.layer.config, self.layer.mode)
+        return min(wanted, len(self.family.space(self.layer))) if fits else 0
 
     def candidate(self, index: int) -> Schedule:
         """The schedule of point `index` of the space, the best by estimate first."""
@@ -51,6 +56,8 @@ class Problem:
             return [x, self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w]
         assert isinstance(self.config, ConvConfig)
         sizes = self.layer.shape
+        if self.config.direction is Direction.BACKWARD_WEIGHTS:  # x and dy: there are no weights yet
+            return [x, w]
         plain = shape.forward_weights(self.config, arrays.channels_first(w, self.config.fil_layout))
         packed = self.family.pack_weights(sizes, plain)
         if self.layer.mode is Mode.LAYER:

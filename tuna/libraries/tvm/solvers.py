@@ -88,6 +88,8 @@ def error_bound(solver: str, config: Config) -> float:
     elif isinstance(config, ConvConfig):
         channels = max(config.in_channels, config.out_channels) // config.group_count
         terms = channels * config.fil_h * config.fil_w
+        if config.direction is Direction.BACKWARD_WEIGHTS:
+            terms = config.batchsize * math.prod(config.output_size)
     return stated * max(1.0, math.sqrt(terms / _BOUND_TERMS))
 
 
@@ -103,13 +105,16 @@ def _is_cpu(target: str) -> bool:
         return False
 
 
-def _for_shape(rule: Callable[[ConvShape, Mode], bool]) -> Callable[[Config, Mode], bool]:
+def _for_shape(
+    rule: Callable[[ConvShape, Mode], bool], direction: Direction = Direction.FORWARD
+) -> Callable[[Config, Mode], bool]:
     """Whether a family's rule holds for vectors of any width: the target's width is known only where TVM is."""
 
     def applies(config: Config, mode: Mode) -> bool:
-        if not (isinstance(config, ConvConfig) and shape.supported(config)):
+        if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
             return False
-        return all(rule(shape.of(config, width), mode) for width in _WIDTHS)
+        found = [shape.of(config, width) for width in _WIDTHS]
+        return all(sizes.direction is direction and rule(sizes, mode) for sizes in found)
 
     return applies
 
@@ -185,6 +190,20 @@ FAMILIES: tuple[TvmSolver, ...] = (
     *(
         _family(f"TvmConvWinogradF{outputs}", "Winograd", f"winograd{outputs}", _winograd_tile(outputs), bound)
         for outputs, bound in coverage.WINOGRAD_ERROR.items()
+    ),
+    _family(
+        "TvmConvBackwardData",
+        "Direct",
+        "backward_data",
+        _for_shape(coverage.backward_data, Direction.BACKWARD_DATA),
+        coverage.DIRECT_ERROR,
+    ),
+    _family(
+        "TvmConvBackwardWeights",
+        "Direct",
+        "backward_weights",
+        _for_shape(coverage.backward_weights, Direction.BACKWARD_WEIGHTS),
+        coverage.DIRECT_ERROR,
     ),
     _family("TvmGemmTile", "GEMM", "gemm", coverage.gemm, coverage.DIRECT_ERROR),
 )

@@ -44,3 +44,13 @@ def unblock_output(shape: ConvShape, y: Any) -> Any:
     batch, blocks, height, width, size = y.shape
     plain = y.transpose(0, 1, 4, 2, 3).reshape(batch, blocks * size, height, width)[:, : shape.out_channels]
     return np.ascontiguousarray(np.moveaxis(plain, 1, -1) if shape.out_layout.endswith("C") else plain)
+
+
+def dense_weights(shape: ConvShape, weights: Any) -> Any:
+    """K, C, R, S of merged groups in whole blocks from K, C/groups, R, S; zeros to fill up, and between different groups."""
+    in_group, out_group = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    dense = np.zeros((shape.out_blocks * shape.block, shape.in_blocks * shape.in_block, *shape.filter), np.float32)
+    for group in range(shape.groups):
+        first, rows = group % shape.merged * in_group, slice(group * out_group, (group + 1) * out_group)
+        dense[rows, first : first + in_group] = weights[rows]
+    return dense

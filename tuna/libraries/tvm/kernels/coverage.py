@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuna.configs import Config, GemmConfig
-from tuna.configs.values import DataType
+from tuna.configs.values import DataType, Direction
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
 #: Taps of the filters that Winograd's families take, in each direction.
@@ -36,6 +36,16 @@ def winograd(shape: ConvShape, mode: Mode, outputs: int) -> bool:
     """3x3, stride 1, no groups, no dilation, and at least one tile wide and high."""
     plain = shape.stride == shape.dilation == (1, 1) and shape.groups == 1
     return plain and shape.filter == (TAPS, TAPS) and not shape.image and min(shape.out_size) >= outputs
+
+
+def backward_data(shape: ConvShape, mode: Mode) -> bool:
+    """Backward data that is no forward convolution; in native mode every merged group has to begin at a block."""
+    return shape.direction is Direction.BACKWARD_DATA and (mode is Mode.LAYER or shape.fits_native())
+
+
+def backward_weights(shape: ConvShape, mode: Mode) -> bool:
+    """Backward weights, in the layer's own layout only."""
+    return shape.direction is Direction.BACKWARD_WEIGHTS and mode is Mode.LAYER
 
 
 def gemm(config: Config, mode: Mode) -> bool:

@@ -177,7 +177,7 @@ def rows_of(layer: Layer) -> Rows:
     """So many rows of the answer in one that a tile divides it well.
 
     The pixels of a 1x1 convolution lie side by side, and what does not fill a tile is computed for nothing. In another one rows of
-    taps end inside of a tile: each tile then is code of its own, as it is where the last is narrower, so they may only be few.
+    taps end inside of a tile: each tile then has separate code, as it is where the last is narrower, so they may only be few.
     """
     shape = layer.shape
     height, width = shape.out_size

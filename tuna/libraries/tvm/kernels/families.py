@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,19 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import Config, ConvConfig
-from tuna.libraries.tvm.kernels import coverage, depthwise, direct, gemm, machine, pointwise, shape, winograd
+from tuna.configs.values import Direction
+from tuna.libraries.tvm.kernels import (
+    backward_data,
+    backward_weights,
+    coverage,
+    depthwise,
+    direct,
+    gemm,
+    machine,
+    pointwise,
+    shape,
+    winograd,
+)
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
@@ -34,6 +46,7 @@ class Family:
     space: Callable[[Any], list[Any]]  #: the same list for the same layer, the best by estimate first
     cycles: Callable[[Any, Any], float]  #: estimated for a point of the space, comparable between families
     apply: Callable[[Any, Any, Any], None]  #: applies a point of the space to a schedule of the workload
+    direction: Direction = Direction.FORWARD  #: of the layers' shapes that it takes
 
     def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
         """The schedule of point `index`; its trace has the index as the decision of a `sample_categorical`."""
@@ -81,13 +94,23 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
+#: Gradients, but for backward data that `shape.turned` makes a forward convolution.
+FAMILIES |= {
+    "backward_data": replace(
+        _family("backward_data", backward_data, coverage.backward_data), direction=Direction.BACKWARD_DATA
+    ),
+    "backward_weights": replace(
+        _family("backward_weights", backward_weights, coverage.backward_weights), direction=Direction.BACKWARD_WEIGHTS
+    ),
+}
+
 #: Matrix products; apart from the others because it takes a `gemm.Product`.
 GEMM = _family("gemm", gemm, coverage.gemm)
 
 
 def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:
-    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported`."""
-    if not (isinstance(config, ConvConfig) and shape.supported(config)):
+    """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported` and `gradient`."""
+    if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
         return None
     cpu = machine.from_target(target)
     return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
@@ -101,7 +124,7 @@ def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list
     """
     found = []
     for family in families:
-        if family.applies(layer.shape, layer.mode):
+        if family.direction is layer.shape.direction and family.applies(layer.shape, layer.mode):
             points = enumerate(family.space(layer))
             found += [(family.cycles(layer, point) * (1 + _LATER * index), index, family) for index, point in points]
     least = min((cycles for cycles, *_ in found), default=0.0)

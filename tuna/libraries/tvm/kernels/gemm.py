@@ -2,11 +2,11 @@
 
     for batch, panel group of columns:                                                               parallel
         P = panels of B, N/b K b                 (unless packed ahead or read in place)                    L2
-        for row group:
+        for part of K, row group:
             R = rows of A                        (unless read in place)                                L1, L2
             for panel of the group:
-                acc[rows][blocks][b] = 0                                                            registers
-                for k:                                                             by 1 or 4 unrolled
+                acc[rows][blocks][b] = 0         (or what the parts before it left)                 registers
+                for k of the part:                                                 by 1 or 4 unrolled
                     for row of the tile:                                                             unrolled
                         a = broadcast R[row, k]
                         for block of the panel:                                                      unrolled
@@ -14,12 +14,13 @@
                 C = acc
 
 Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile would share one set of L1.
-Sums are kept over the whole of K, so that C is written once: panels of K rows are streamed from L2, which costs three lines for 28
-multiply-adds.
+Panels are streamed from L2, which costs three lines for 28 multiply-adds. K is one part as long as the rows of a tile stay in L1
+beside them; then C is written once.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ class GemmParams:
     unroll: int  #: of K
     copy_rows: int  #: 0: rows are read in place, 1: copied by groups where they are used, 2: copied once, all, ahead
     copy_panels: int  #: 1: panels are copied, 0: read in place
+    passes: int  #: parts of K; between two of them the sums of the panel group are in memory
 
     def to_json(self) -> dict[str, int]:
         """The fields by name."""
@@ -117,14 +119,22 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
     *batch, i, j, lane, r = sch.get_loops(sums)
     i, row = sch.split(i, [None, params.rows])
     j, panel, nn = sch.split(j, [None, params.group, params.blocks])
+    whole = params.passes == 1
     r, step = sch.split(r, [None, params.unroll])
-    outer = [*batch, j, i, panel]
-    sch.reorder(*outer, r, step, row, nn, lane)
-    sch.set_scope(sums, 0, "local")
+    first, parts = r, []
+    if not whole:
+        first, r = sch.split(r, [params.passes, None])
+        parts = [first]
+    outer = [*batch, j, i, panel] if whole else [*batch, j]
+    sch.reorder(*batch, j, *parts, i, panel, r, step, row, nn, lane)
     out, depth = block(_OUT), len(outer)
-    sch.reverse_compute_at(out, panel, preserve_unit_loops=True)
+    sch.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
     sch.split(sch.get_loops(out)[-1], [None, size])
-    stages.unroll_and_vectorize(sch, out, depth)
+    if whole:
+        sch.set_scope(sums, 0, "local")
+        stages.unroll_and_vectorize(sch, out, depth)
+    else:
+        sch.vectorize(sch.get_loops(out)[-1])
     for loop in (step, row, nn):
         sch.unroll(loop)
     sch.vectorize(lane)
@@ -133,7 +143,11 @@ def schedule(sch: Any, product: Product, params: GemmParams) -> None:
         depth -= 1
     if product.machine.cores > 1:
         sch.parallel(j)
-    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, r), depth)
+    init = sch.decompose_reduction(sums, first)
+    if whole:
+        stages.unroll_and_vectorize(sch, init, depth)
+    else:
+        sch.vectorize(sch.get_loops(init)[-1])
     if params.copy_rows:
         if params.copy_rows == 1:
             sch.compute_at(rows, i, preserve_unit_loops=True)
@@ -158,11 +172,14 @@ def space(product: Product) -> list[GemmParams]:
     found = []
     for tile in tiles:
         panels = blocks // tile[1]
-        kept = 4 * config.k * tile[1] * machine.floats
-        groups = [size for size in range(1, panels + 1) if panels % size == 0 and size * kept <= machine.l2_bytes // 2]
-        for group in sorted(groups, reverse=True)[:2] or [1]:
-            for copy_rows, copy_panels in _copies(product):
-                found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels))
+        for passes in _passes(config.k, tile[0], unroll, machine):
+            kept = 4 * config.k // passes * tile[1] * machine.floats
+            groups = [
+                size for size in range(1, panels + 1) if panels % size == 0 and size * kept <= machine.l2_bytes // 2
+            ]
+            for group in sorted(groups, reverse=True)[:2] or [1]:
+                for copy_rows, copy_panels in _copies(product):
+                    found.append(GemmParams(*tile, group, unroll, copy_rows, copy_panels, passes))
     return found[:_POINTS]
 
 
@@ -175,7 +192,19 @@ def cycles(product: Product, params: GemmParams) -> float:
     if params.copy_rows:
         times = blocks // (params.blocks * params.group) if params.copy_rows == 1 else 1
         copied += 2.0 * config.m * config.k / size * times
+    if params.passes > 1:
+        copied += 2.0 * config.m * blocks * params.passes
     return config.batch_count * (work + copied)
+
+
+def _passes(k: int, rows: int, unroll: int, machine: Machine) -> list[int]:
+    """Numbers of parts of K, the likelier first: where the rows of a tile would fill L1, so many that they take a third of it."""
+    if 4 * rows * k <= machine.l1_bytes // 2:
+        return [1]
+    parts = (
+        count for count in range(2, k) if k % (count * unroll) == 0 and 4 * rows * k // count <= machine.l1_bytes // 2
+    )
+    return [*itertools.islice(parts, 1), 1]
 
 
 def _copies(product: Product) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 #: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that holds several values (NEON), or
-#: nowhere: the broadcast is an instruction of its own (AVX2).
+#: nowhere: the broadcast is a separate instruction (AVX2).
 Broadcast = Literal["memory", "lane", "none"]
 
 
@@ -52,8 +52,9 @@ class Machine:
     def tile_cycles(self, pixels: int, blocks: int, steps: int) -> float:
         """Cycles of a register tile of pixels x blocks vectors of sums over `steps` steps of the reduction, and of writing it.
 
-        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is an instruction of its
-        own. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read from L2.
+        Two multiply-adds and two loads a cycle, but three loads in two cycles, measured, where a broadcast is a separate
+        instruction. There a tile with hardly more sums than hide the latency of a multiply-add waits for loads. Weights are read
+        from L2.
         """
         sums, loads = pixels * blocks, pixels + blocks
         loading, latency = (loads / 1.5, 1.2 * _FMA_LATENCY) if self.broadcast == "none" else (loads / 2, _FMA_LATENCY)
@@ -64,12 +65,22 @@ class Machine:
 def from_target(target: Any) -> Machine:
     """The machine that a `tvm.target.Target` of kind llvm compiles for; raises ValueError for another kind.
 
-    Widths come from LLVM's feature list of the target. Caches are those of the machine this runs on: a target does not
-    name them, and a tuning session compiles and measures on the same CPU model.
+    Widths come from LLVM's feature list of the target. A target does not name caches: they are those of this machine where it is
+    the target's CPU model, and else small ones that every such CPU has.
     """
     if target.kind.name != "llvm":
         raise ValueError(f"CPU kernels need an llvm target, got {target.kind.name}")
-    return _from_text(str(target))
+    found = _from_text(str(target))
+    if str(target.attrs.get("mcpu", "")) == _this_cpu():
+        return found
+    return replace(found, l1_bytes=_DEFAULT_L1_BYTES, l2_bytes=_DEFAULT_L2_BYTES)
+
+
+@functools.cache
+def _this_cpu() -> str:
+    from tvm.target import codegen
+
+    return str(codegen.llvm_get_system_cpu())
 
 
 @functools.lru_cache(maxsize=16)

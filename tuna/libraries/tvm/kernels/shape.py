@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from tuna.configs import Config, ConvConfig
 from tuna.configs.values import DataType, Direction
@@ -25,7 +25,10 @@ class Mode(str, enum.Enum):
 
 @dataclass(frozen=True)
 class ConvShape:
-    """A forward 2D convolution in blocks of `block` channels.
+    """A 2D convolution in blocks of `block` channels: forward, or what `direction` says.
+
+    Of backward data, `in_*` is dy and `out_*` is dx; `stride` and `pad` are the forward layer's. Of backward weights, they are x
+    and dy.
 
     Groups are merged until the output channels of one fill whole blocks (`merged` groups make one), and the weights between
     different groups are zero: a group of 4 channels costs as much as one of `block`, which no vector unit does faster.
@@ -45,6 +48,7 @@ class ConvShape:
     merged: int
     in_layout: str
     out_layout: str
+    direction: Direction = Direction.FORWARD
 
     @property
     def group_count(self) -> int:
@@ -119,27 +123,30 @@ class ConvShape:
 
 
 def supported(config: Config) -> bool:
-    """Whether `config` is what a `ConvShape` can describe: a 2D convolution in fp32, forward or backward data.
+    """Whether a forward 2D convolution in fp32 computes `config`: it is one, or backward data that is `turned`."""
+    return _plain(config) and (config.direction is Direction.FORWARD or turned(config))
 
-    Backward data with stride 1 is the forward convolution of dy with the filter turned round, `forward_weights`.
-    """
-    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
-        return False
-    if config.spatial_dim != 2 or min(config.output_shape) < 1:
-        return False
-    if config.direction is Direction.FORWARD:
-        return True
-    turned = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
-    return turned and min(_turned_pad(config)) >= 0
+
+def gradient(config: Config) -> bool:
+    """Whether `config` is a gradient of a 2D convolution in fp32 that is not `turned`: gradients have other families."""
+    return _plain(config) and config.direction is not Direction.FORWARD and not turned(config)
+
+
+def turned(config: ConvConfig) -> bool:
+    """Whether it is backward data with stride 1, the forward convolution of dy with the filter turned round: `forward_weights`."""
+    single = config.direction is Direction.BACKWARD_DATA and config.conv_stride_h == config.conv_stride_w == 1
+    return single and min(_turned_pad(config)) >= 0
 
 
 def of(config: ConvConfig, block: int) -> ConvShape:
-    """The shape of a supported `config` in blocks of `block` channels; of backward data, that of the convolution of dy."""
+    """The shape of a supported `config` in blocks of `block` channels; forward, for what is `turned`."""
     height, width = config.output_size
     channels, size = (config.in_channels, config.out_channels), ((config.in_h, config.in_w), (height, width))
     pad = (config.pad_h, config.pad_w)
     if config.direction is Direction.BACKWARD_DATA:
-        channels, size, pad = (channels[1], channels[0]), (size[1], size[0]), _turned_pad(config)
+        channels, size = (channels[1], channels[0]), (size[1], size[0])
+    if turned(config):
+        pad = _turned_pad(config)
     per_group = channels[1] // config.group_count
     merges = (count for count in range(1, config.group_count) if config.group_count % count == 0)
     merged = next((count for count in merges if per_group * count % block == 0), config.group_count)
@@ -158,17 +165,24 @@ def of(config: ConvConfig, block: int) -> ConvShape:
         merged=merged,
         in_layout=config.in_layout,
         out_layout=config.out_layout,
+        direction=Direction.FORWARD if turned(config) else config.direction,
     )
 
 
 def forward_weights(config: ConvConfig, weights: Any) -> Any:
     """The weights, K, C/groups, R, S, as a family's `pack_weights` takes them: of backward data transposed and turned round."""
-    if config.direction is Direction.FORWARD:
+    if config.direction is not Direction.BACKWARD_DATA:
         return weights
     groups, taps = config.group_count, weights.shape[2:]
     split = weights.reshape(groups, config.out_channels // groups, config.in_channels // groups, *taps)
     turned = split.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
     return turned.reshape(config.in_channels, config.out_channels // groups, *taps)
+
+
+def _plain(config: Config) -> TypeGuard[ConvConfig]:
+    if not (isinstance(config, ConvConfig) and config.mode == "conv" and config.data_type is DataType.FP32):
+        return False
+    return config.spatial_dim == 2 and min(config.output_shape) >= 1
 
 
 def _turned_pad(config: ConvConfig) -> tuple[int, int]:

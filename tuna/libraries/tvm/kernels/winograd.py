@@ -230,7 +230,7 @@ def cycles(layer: Layer, params: WinogradParams, outputs: int) -> float:
 def _register_tiles(layer: Layer, high: int, wide: int) -> list[tuple[int, int, int]]:
     """Choices of (tile rows in a block, tiles, blocks) whose sums fit into the registers.
 
-    Where `tiles` do not divide those of a block of tile rows, every group of them is code of its own, so they may only be few.
+    Where `tiles` do not divide those of a block of tile rows, every group of them is separate code, so they may only be few.
     """
     side, outs, found = layer.shape.paired, layer.shape.out_blocks, []
     for rows in (size for size in range(1, high + 1) if high % size == 0):

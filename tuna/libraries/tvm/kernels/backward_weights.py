@@ -1,0 +1,168 @@
+"""Backward weights as a direct kernel with the roles turned: pixels are summed, channels and taps are the tile.
+
+    D = copy of X with its borders, N C/i H W i                                                   parallel
+    G = copy of dy, N K/b OH OW b                                                                 parallel
+    for block group of K, C/i, ry, tap group of the row, channel group of the block:              parallel
+        acc[channels][taps][blocks][b] = 0                                                       registers
+        for n, row, column of dy:                                             by 1 or 2 columns unrolled
+            for channel, tap of the tile:                                                         unrolled
+                x = broadcast D[n, c, row*s + ry*d, column*s + rx*d, i]
+                for block of the group:                                                           unrolled
+                    acc[channel][tap][block] += x * G[n, block, row, column, :]                     vector
+        P = acc
+    dw = P in the layer's own layout                                                              parallel
+
+Groups are merged until they fill a vector, as in `direct`; what is between different groups is computed and left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tvm
+from tvm import te, tirx
+
+from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.machine import Machine
+from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.libraries.tvm.kernels.stages import Layer
+
+_SUMS, _GRADIENT = "sums", "gradient"
+_FMA_LATENCY = 4
+_MAX_BLOCKS = 4
+_POINTS = 12
+
+
+@dataclass(frozen=True)
+class BackwardWeightsParams:
+    """One point of the space."""
+
+    channels: int  #: of X in the tile
+    taps: int  #: of a row of the filter in the tile
+    blocks: int  #: of channels of dy in the tile
+    unroll: int  #: columns of dy in a step of the reduction
+
+    def to_json(self) -> dict[str, int]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def pack_weights(shape: ConvShape, gradient: Any) -> Any:
+    """dy as it is: it is no weight that could be packed ahead."""
+    return gradient
+
+
+def workload(layer: Layer) -> tvm.IRModule:
+    """The module `main(X, dY, dW)`; dW is K, C/groups, R, S, or K, R, S, C/groups where the layer is NHWC."""
+    shape, (rows, columns), (high, wide) = layer.shape, layer.shape.filter, layer.shape.out_size
+    (sh, sw), (dh, dw), size = shape.stride, shape.dilation, shape.in_block
+    x = stages.placeholder_of_input(layer)
+    dy = te.placeholder(shape.layer_output(), name="dY", dtype="float32")
+    extent = [
+        (count - 1) * stride + (taps - 1) * dilation + 1
+        for count, stride, taps, dilation in zip(
+            shape.out_size, shape.stride, shape.filter, shape.dilation, strict=True
+        )
+    ]
+    data = stages.padded_copy(stages.reader(x, layer), shape, (extent[0], extent[1]))
+    gradient = te.compute(
+        (shape.batch, shape.out_blocks, high, wide, shape.block),
+        lambda n, k, h, v, lane: _gradient(dy, shape, n, k * shape.block + lane, h, v),
+        name=_GRADIENT,
+    )
+    n, h = te.reduce_axis((0, shape.batch), "n"), te.reduce_axis((0, high), "h")
+    v = te.reduce_axis((0, wide), "v")
+
+    def term(k: Any, c: Any, ry: Any, rx: Any, i: Any, lane: Any) -> Any:
+        block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
+        return te.sum(
+            data[n, block, h * sh + ry * dh, v * sw + rx * dw, i] * gradient[n, k, h, v, lane], axis=[n, h, v]
+        )
+
+    extents = (shape.out_blocks, shape.in_blocks, rows, columns, size, shape.block)
+    sums = te.compute(extents, term, name=_SUMS)
+    per_in, per_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+
+    def weight(*index: Any) -> Any:
+        k, c, ry, rx = (index[axis] for axis in ((0, 3, 1, 2) if shape.in_layout.endswith("C") else range(4)))
+        channel = tirx.floormod(tirx.floordiv(k, per_out), shape.merged) * per_in + c
+        block, lane = tirx.floordiv(k, shape.block), tirx.floormod(k, shape.block)
+        return sums[block, tirx.floordiv(channel, size), ry, rx, tirx.floormod(channel, size), lane]
+
+    last = shape.in_layout.endswith("C")
+    answer = (shape.out_channels, *((rows, columns, per_in) if last else (per_in, rows, columns)))
+    return stages.module_of([x, dy, te.compute(answer, weight, name=stages.OUT)])
+
+
+def schedule(sch: Any, layer: Layer, params: BackwardWeightsParams) -> None:
+    """Apply a point of the space to a schedule of `workload(layer)`."""
+    sums = sch.get_sblock(_SUMS)
+    k, c, ry, rx, i, lane, n, h, v = sch.get_loops(sums)
+    k, kn = sch.split(k, [None, params.blocks])
+    rx, tap = sch.split(rx, [None, params.taps])
+    i, channel = sch.split(i, [None, params.channels])
+    v, step = sch.split(v, [None, params.unroll])
+    sch.reorder(k, c, ry, rx, i, n, h, v, step, channel, tap, kn, lane)
+    tile = sch.cache_write(sums, 0, "local")
+    sch.reverse_compute_at(tile, i, preserve_unit_loops=True)
+    for loop in (step, channel, tap, kn):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    stages.unroll_and_vectorize(sch, tile, 5)
+    depth = 5
+    if layer.machine.cores > 1:
+        sch.parallel(sch.fuse(k, c, ry))
+        depth = 3
+    stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, n), depth)
+    stages.schedule_pad(sch, layer)
+    *outer, last = sch.get_loops(sch.get_sblock(_GRADIENT))
+    fused = sch.fuse(*outer[:3])
+    sch.vectorize(last)
+    row = sch.get_loops(sch.get_sblock(stages.OUT))[0]
+    if layer.machine.cores > 1:
+        sch.parallel(fused)
+        sch.parallel(row)
+
+
+def space(layer: Layer) -> list[BackwardWeightsParams]:
+    """The points worth trying, by estimate, the best first."""
+    shape, machine = layer.shape, layer.machine
+    tiles = [
+        (channels, taps, blocks)
+        for channels in _divisors(shape.in_block, shape.in_block)
+        for taps in _divisors(shape.filter[1], shape.filter[1])
+        for blocks in _divisors(shape.out_blocks // (1 if shape.group_count == 1 else shape.group_count), _MAX_BLOCKS)
+        if channels * taps * blocks + max(2, blocks + 1) <= machine.registers
+    ]
+    tiles.sort(key=lambda tile: (_tile_cycles(tile, machine), -tile[2], tile))
+    unrolls = [unroll for unroll in (1, 2) if shape.out_size[1] % unroll == 0]
+    return [BackwardWeightsParams(*tile, unroll) for tile in tiles[:6] for unroll in unrolls][:_POINTS]
+
+
+def cycles(layer: Layer, params: BackwardWeightsParams) -> float:
+    """Estimated cycles of a run."""
+    shape = layer.shape
+    pixels = shape.batch * math.prod(shape.out_size)
+    vectors = shape.out_blocks * shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    work = pixels * vectors * _tile_cycles((params.channels, params.taps, params.blocks), layer.machine)
+    return work + 1.5 * vectors * shape.block + stages.conversion_cycles(layer)
+
+
+def _gradient(dy: Any, shape: ConvShape, n: Any, channel: Any, h: Any, v: Any) -> Any:
+    inside = dy[n, h, v, channel] if shape.out_layout.endswith("C") else dy[n, channel, h, v]
+    if shape.out_blocks * shape.block == shape.out_channels:
+        return inside
+    return tirx.if_then_else(channel < shape.out_channels, inside, tirx.const(0.0, "float32"))
+
+
+def _divisors(size: int, most: int) -> list[int]:
+    return [count for count in range(1, most + 1) if size % count == 0]
+
+
+def _tile_cycles(tile: tuple[int, int, int], machine: Machine) -> float:
+    """Cycles per multiply-add of a vector, at two of them and two loads a cycle, dy from L2."""
+    broadcasts, blocks = tile[0] * tile[1], tile[2]
+    sums, loads = broadcasts * blocks, broadcasts + blocks
+    return (max(sums / 2, loads / 2, 2.0 * blocks * machine.vector_bytes / 64, _FMA_LATENCY) + 0.05 * loads) / sums
