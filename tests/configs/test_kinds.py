@@ -160,7 +160,7 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
     points["broken"] = EntryPoint("broken", "no_such_package:KIND", "tuna.kinds")
     points["other"] = EntryPoint("other", "json:loads", "tuna.kinds")
     vars(plugins)["_points"] = points
-    assert sorted(plugins.all()) == ["batch_norm", "convolution", "gemm"]
+    assert sorted(plugins.all()) == ["batch_norm", "convolution", "gemm", "task"]
     assert plugins.get("gemm") is KINDS.get("gemm")
     for name, reason in (
         ("broken", "ModuleNotFoundError: No module named 'no_such_package'"),

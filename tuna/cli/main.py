@@ -28,6 +28,8 @@ COMMANDS = {
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
     "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
     "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
+    "model": ("tuna.cli.model", "model", "Import models, see their tasks, build them with the kernels that won."),
+    "tune": ("tuna.cli.model", "tune", "Import an ONNX model, tune its tasks and build it."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
     "status": ("tuna.cli.status", "status", "Show sessions, jobs by state and failures by cause; --watch stays."),
     "metrics": ("tuna.cli.status", "metrics", "Answer Prometheus with figures of all sessions."),

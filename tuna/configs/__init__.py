@@ -9,6 +9,7 @@ from tuna.configs.gemm import GemmConfig
 from tuna.configs.kind import KINDS, ConfigKind, from_json, from_json_text, kind_of
 from tuna.configs.lines import LINE_FORMS, LineForm, read_line, read_one
 from tuna.configs.tally import LineCounts, ParsedFile, Rejection, Tally
+from tuna.configs.task import TaskConfig
 from tuna.configs.values import DataType, Direction
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ParsedFile",
     "Rejection",
     "Tally",
+    "TaskConfig",
     "UnsupportedCommand",
     "UnsupportedLine",
     "from_json",

@@ -26,7 +26,7 @@ class TvmLibrary(CandidateLibrary):
     """
 
     name = "tvm"
-    kinds = ("convolution", "gemm")
+    kinds = ("convolution", "gemm", "task")
     device_kind = Kind.CPU
     options = CandidateOptions
     exporters = (TvmDatabaseExporter(),)

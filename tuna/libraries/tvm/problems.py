@@ -13,14 +13,15 @@ import numpy as np
 import tvm
 from tvm.s_tir import Schedule
 
-from tuna.configs import ConvConfig, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.task import BIAS, RELU, RELU6, RESIDUAL
 from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernels import arrays, machine, shape
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 
@@ -28,7 +29,7 @@ from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 class Problem:
     """A layer for one family of kernels."""
 
-    config: ConvConfig | GemmConfig
+    config: ConvConfig | GemmConfig  #: of a task, its core
     family: Family
     layer: Layer | Product
 
@@ -49,8 +50,8 @@ class Problem:
         """The schedule of point `index` of the space, the best by estimate first."""
         return self.family.candidate(self.layer, index)
 
-    def inputs(self, x: Any, w: Any) -> list[Any]:
-        """The kernel's inputs from the config's: X and packed weights (GEMM: A and B)."""
+    def inputs(self, x: Any, w: Any, *added: Any) -> list[Any]:
+        """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what its epilogue adds."""
         if isinstance(self.layer, Product):
             return [x, self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w]
         assert isinstance(self.config, ConvConfig)
@@ -59,7 +60,12 @@ class Problem:
             return [x, w]
         plain = shape.forward_weights(self.config, arrays.channels_first(w, self.config.fil_layout))
         packed = self.family.pack_weights(sizes, plain)
-        return [arrays.block_input(sizes, x) if self.layer.mode is Mode.NATIVE else x, packed]
+        if self.layer.mode is Mode.LAYER:
+            return [x, packed, *added]
+        epilogue = self.layer.epilogue
+        blocks = [arrays.block_bias(sizes, added[0])] if epilogue.bias else []
+        blocks += [arrays.block_residual(sizes, added[-1])] if epilogue.residual else []
+        return [arrays.block_input(sizes, x), packed, *blocks]
 
     def output(self, y: Any) -> Any:
         """The kernel's output, full of NaN as the config's `y` is."""
@@ -79,13 +85,30 @@ def of(job: KernelJob) -> Problem | None:
     name = BY_NAME[job.solver].family
     if not name:
         return None
-    mode, target = mode_of(job.conditions), target_of(job.target)
-    if isinstance(job.config, GemmConfig) and name == GEMM.name:
-        return Problem(job.config, GEMM, Product(job.config, mode, machine.from_target(target)))
-    layer = layer_of(job.config, mode, target)
-    if layer is None or not isinstance(job.config, ConvConfig):
+    found = with_family(job.config, name, mode_of(job.conditions), target_of(job.target))
+    if found is None:
         raise ValueError(f"{job.solver} has no kernel for {job.config.label}")
-    return Problem(job.config, FAMILIES[name], layer)
+    return found
+
+
+def with_family(config: Config, family: str, mode: Mode, target: Any) -> Problem | None:
+    """The problem of a layer or task for the family of that name, None where it cannot take it. A task has its own mode."""
+    epilogue, core = Epilogue(), config
+    if isinstance(config, TaskConfig) and config.core is not None:
+        core, mode, epilogue = config.core, Mode(config.layouts), epilogue_of(config)
+    if isinstance(core, GemmConfig) and family == GEMM.name and epilogue == Epilogue():
+        return Problem(core, GEMM, Product(core, mode, machine.from_target(target)))
+    layer = layer_of(core, mode, target, epilogue)
+    if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
+        return None
+    return Problem(core, FAMILIES[family], layer)
+
+
+def epilogue_of(task: TaskConfig) -> Epilogue:
+    """The task's epilogue as the kernels take it."""
+    parts = task.epilogue
+    upper = 6.0 if RELU6 in parts else None
+    return Epilogue(BIAS in parts, RESIDUAL in parts, RELU in parts or RELU6 in parts, upper)
 
 
 def target_of(text: str) -> Any:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuna.configs import Config, ConvConfig, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.values import DataType, Direction
 from tuna.libraries.base import BASELINE, Solver
 from tuna.libraries.tvm.kernels import coverage, shape
@@ -47,11 +47,23 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
 
     MetaSchedule's space is searched only where no family of kernels covers the layer.
     """
+    if isinstance(config, TaskConfig):
+        return _applicable_to_task(config, target, conditions)
     mode, cpu = mode_of(conditions), _is_cpu(target)
     names = [row.name for row in FAMILIES if cpu and row.applies(config, mode) and _allowed(row, conditions)]
     if not names:
         names = [row.name for row in SEARCHED if row.applies(config, mode) and _allowed(row, conditions)]
     return [*names, UNTUNED.name] if cpu and UNTUNED.applies(config, mode) else names
+
+
+def _applicable_to_task(task: TaskConfig, target: str, conditions: Mapping[str, str]) -> Sequence[str]:
+    """The families that compute the task's core with its epilogue; it says its layouts by itself."""
+    if task.core is None or not _is_cpu(target):
+        return []
+    core, mode = task.core, Mode(task.layouts)
+    if isinstance(core, GemmConfig) and task.epilogue:
+        return []
+    return [row.name for row in FAMILIES if row.applies(core, mode) and _allowed(row, conditions)]
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:
@@ -69,6 +81,8 @@ def error_bound(solver: str, config: Config) -> float:
     if stated is None:
         return math.inf
     terms = 1
+    if isinstance(config, TaskConfig) and config.core is not None:
+        config = config.core
     if isinstance(config, GemmConfig):
         terms = config.k
     elif isinstance(config, ConvConfig):
@@ -160,8 +174,8 @@ def _untuned(config: Config, mode: Mode) -> bool:
 def _family(
     name: str, algorithm: str, family: str, applies: Callable[[Config, Mode], bool], error_bound: float
 ) -> TvmSolver:
-    kind = "gemm" if family == "gemm" else "convolution"
-    return TvmSolver(Solver(name, (kind,), algorithm, error_bound=error_bound), applies, family=family)
+    kinds = ("gemm" if family == "gemm" else "convolution", TaskConfig.kind)
+    return TvmSolver(Solver(name, kinds, algorithm, error_bound=error_bound), applies, family=family)
 
 
 def _searched(name: str, kind: str, algorithm: str, builder: str, applies: Callable[[Config, Mode], bool]) -> TvmSolver:

@@ -18,11 +18,25 @@ def block_input(shape: ConvShape, x: Any) -> Any:
     """The layer's input, in its own layout, as N, C/b, H, W, b; zeros fill the last block up. An image stays as it is."""
     if shape.image:
         return x
-    plain = channels_first(x, shape.in_layout)
-    batch, blocks, height, width, size = shape.native_input()
-    filled = np.zeros((batch, blocks * size, height, width), plain.dtype)
-    filled[:, : shape.in_channels] = plain
-    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+    return to_blocks(channels_first(x, shape.in_layout), shape.block)
+
+
+def block_bias(shape: ConvShape, bias: Any) -> Any:
+    """A value for each output channel as K/b, b; zeros fill the last block up."""
+    return to_blocks(bias.reshape(1, -1, 1, 1), shape.block).reshape(shape.out_blocks, shape.block)
+
+
+def block_residual(shape: ConvShape, residual: Any) -> Any:
+    """A tensor like the answer, in the layer's own layout, as N, K/b, H, W, b."""
+    return to_blocks(channels_first(residual, shape.out_layout), shape.block)
+
+
+def to_blocks(plain: Any, block: int) -> Any:
+    """N, C, H, W as N, C/b, H, W, b; zeros fill the last block up."""
+    batch, channels, height, width = plain.shape
+    filled = np.zeros((batch, -(-channels // block) * block, height, width), plain.dtype)
+    filled[:, :channels] = plain
+    return np.ascontiguousarray(filled.reshape(batch, -1, block, height, width).transpose(0, 1, 3, 4, 2))
 
 
 def unblock_output(shape: ConvShape, y: Any) -> Any:

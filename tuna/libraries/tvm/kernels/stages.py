@@ -20,11 +20,12 @@ Reader = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to a sum before it is written: y = relu(sum + bias + residual), each part where it is asked for."""
+    """What is done to a sum before it is written: y = min(relu(sum + bias + residual), upper), each part where asked for."""
 
     bias: bool = False  #: an argument `B`: K values, in native mode K/block, block
     residual: bool = False  #: an argument `R` in shape and layout of the answer
     relu: bool = False
+    upper: float | None = None  #: 6 for ReLU6
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
             found = found + bias[(index[1], index[4]) if native else (index[3] if last else index[1],)]
         if residual is not None:
             found = found + residual[index]
-        return tirx.max(found, tirx.const(0.0, "float32")) if wanted.relu else found
+        if wanted.relu:
+            found = tirx.max(found, tirx.const(0.0, "float32"))
+        return found if wanted.upper is None else tirx.min(found, tirx.const(wanted.upper, "float32"))
 
     return [given for given in (bias, residual) if given is not None], value
 

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Runs a model that `tuna model build` wrote, with TVM's runtime alone: `python examples/run_model.py model.so`.
+
+The library holds code and weights. `model.so.json` beside it says what the inputs are; here they are drawn at random, or
+read with `--input FILE.npy`, one for each input, in order. Nothing here imports Tuna.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+os.environ.setdefault("TVM_NUM_THREADS", "1")  # TVM takes half the cores otherwise; kernels are tuned for one
+
+import numpy as np
+import tvm
+from tvm import relax
+
+
+def main():
+    """Load, run, print the outputs' shapes and first values, and how long a run takes."""
+    parser = argparse.ArgumentParser(description="Run a model that `tuna model build` wrote.")
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--input", type=Path, action="append", default=[], metavar="FILE.npy")
+    given = parser.parse_args()
+    wanted = json.loads(Path(f"{given.library}.json").read_text())["inputs"]
+    if given.input:
+        arrays = [np.load(path) for path in given.input]
+    else:
+        random = np.random.default_rng(0)
+        arrays = [random.standard_normal(entry["shape"]).astype(entry["dtype"]) for entry in wanted]
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(given.library)), tvm.cpu())
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    answer = machine["main"](*tensors)
+    for output in [answer] if hasattr(answer, "numpy") else answer:
+        values = output.numpy()
+        print(values.shape, values.dtype, values.reshape(-1)[:4])
+    times_ms = []
+    for _ in range(9):
+        started = time.perf_counter()
+        machine["main"](*tensors)
+        times_ms.append(1e3 * (time.perf_counter() - started))
+    print(f"{statistics.median(times_ms):.2f} ms a run, median of {len(times_ms)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""These tests need TVM and onnx."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from shared_data import need
+
+collect_ignore: list[str] = []
+for package in ("tvm", "onnx"):
+    if find_spec(package) is None:
+        need(None, f"{package} (pip install '.[tvm,onnx]')")

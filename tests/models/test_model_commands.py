@@ -1,0 +1,140 @@
+"""`tuna model` and `tuna tune`: from an ONNX file to a library that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nets
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+from command_lines import Ended
+from nets import Net
+
+from tuna import api
+from tuna.configs import ConvConfig, TaskConfig
+from tuna.db import configs
+from tuna.db.database import open_database
+from tuna.db.engine import reading, writing
+from tuna.errors import BadInput, NotFound
+from tuna.models import store
+from tuna.models.manifest import Manifest, Task
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "run_model.py"
+
+
+@pytest.fixture
+def residual(tmp_path: Path) -> Path:
+    """A model file."""
+    path = tmp_path / "net.onnx"
+    onnx.save(nets.residual(), path)
+    return path
+
+
+def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
+    type_in: Callable[..., Ended], residual: Path, tmp_path: Path
+) -> None:
+    imported = type_in("tuna", "model", "import", "net", residual)
+    assert imported.code == 0, imported
+    assert "11 calls of 11 tasks, 7 of them convolutions and products; 11 tasks are new" in imported.out
+    (listed,) = json.loads(type_in("tuna", "model", "list", "--json").out)
+    assert listed["name"] == "net"
+    tasks = json.loads(type_in("tuna", "model", "show", "net", "--json").out)["tasks"]
+    assert [task["count"] for task in tasks if "+bias+residual+relu" in task["task"]] == [1, 1]
+    again = type_in("tuna", "model", "import", "net", residual)
+    assert "0 tasks are new" in again.out
+    assert len(api.list_models()) == 1
+    library = tmp_path / "net.so"
+    built = type_in("tuna", "model", "build", "net", "-o", library)
+    assert built.code == 0, built
+    assert "predicted" in built.out
+    assert "tuna: " in built.out
+    assert json.loads(Path(f"{library}.json").read_text())["inputs"] == [
+        {"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}
+    ]
+    x = np.random.default_rng(5).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    ran = subprocess.run(
+        [sys.executable, EXAMPLE, library, "--input", tmp_path / "x.npy"], capture_output=True, text=True, check=True
+    )
+    expected = onnx.reference.ReferenceEvaluator(nets.residual()).run(None, {"x": x})[0].reshape(-1)[:4]
+    found = [float(word) for word in ran.stdout.split("[")[1].split("]")[0].split()]
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+def test_what_the_child_refuses_is_an_error_of_the_command(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+    net, path = Net((1, 8)), tmp_path / "net.onnx"
+    onnx.save(net.model(net.add("Mystery", "x", domain="own"), check=False), path)
+    ended = type_in("tuna", "tune", path)
+    assert ended.code == BadInput.exit_code
+    assert "net.onnx has operators that cannot be imported: own.Mystery (1)." in ended.err
+    assert api.list_models() == []
+
+
+def test_a_model_that_is_not_there_and_a_file_of_another_form_are_refused(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
+    assert type_in("tuna", "model", "build", "net", "-o", tmp_path / "net.so").code == NotFound.exit_code
+    assert type_in("tuna", "model", "import", "net", tmp_path / "net.pt").code == BadInput.exit_code
+
+
+def manifest(*tasks: TaskConfig) -> Manifest:
+    return Manifest(
+        file="0" * 64,
+        size_bytes=1,
+        opset="17",
+        shapes={},
+        target='{"kind":"llvm"}',
+        tvm="0.27",
+        inputs=(),
+        tasks=tuple(Task(config=task.to_json(), count=number + 1) for number, task in enumerate(tasks)),
+        text="1" * 64,
+    )
+
+
+TASKS = [TaskConfig(core=ConvConfig(1, 8, 6, 6, 8, size, size), layouts="native") for size in (1, 3, 5)]
+
+
+@pytest.mark.usefixtures("home")
+def test_models_share_tasks_and_the_latest_import_of_a_name_counts() -> None:
+    with writing(open_database()) as connection:
+        assert store.save(connection, "a", manifest(*TASKS[:2]), {}).added == 2
+        assert store.save(connection, "b", manifest(*TASKS[1:]), {}).added == 1
+        store.save(connection, "a", manifest(TASKS[2]), {})
+    with reading(open_database()) as connection:
+        latest, first = store.find(connection, "a"), store.find(connection, f"a@{manifest(*TASKS[:2]).digest[:9]}")
+        assert [entry.task for entry in latest.manifest.tasks] == TASKS[2:]
+        assert [entry.task for entry in first.manifest.tasks] == TASKS[:2]
+        assert list(configs.tagged(connection, first.tag)) == TASKS[:2]
+        assert store.counts(connection, first) == {TASKS[0].key: 0, TASKS[1].key: 1}
+        with pytest.raises(NotFound, match="no imported model 'c'") as missing:
+            store.find(connection, "c")
+    assert missing.value.hint.startswith("models: a, b;")
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("name", ["", "a@b", "x" * 116])
+def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
+    with pytest.raises(BadInput), writing(open_database()) as connection:
+        store.save(connection, name, manifest(TASKS[0]), {})
+
+
+def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
+    program = (
+        "import sys, tuna.cli.model, tuna.api.models, tuna.models.store, tuna.models.process, tuna.models.manifest\n"
+        "print(sorted({'tvm', 'onnx', 'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "=1,2", "x=1,0", "x=a"])
+def test_a_shape_is_an_input_with_whole_numbers(type_in: Callable[..., Ended], text: str, tmp_path: Path) -> None:
+    ended = type_in("tuna", "model", "import", "net", tmp_path / "net.onnx", "--shape", text)
+    assert ended.code == BadInput.exit_code
+    assert "is not of the form input=1,3,224,224" in ended.err

@@ -1,0 +1,153 @@
+"""A model is recognised, planned in blocks of channels, and computes what ONNX's reference does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nets
+import onnx
+import pytest
+import tvm
+from nets import NETS, Net
+from tvm.target import codegen
+
+from tuna.configs import ConvConfig, TaskConfig
+from tuna.errors import BadInput
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.models import build, importer, timing
+from tuna.models.kernels import Kernels, Record
+from tuna.models.manifest import Class
+
+TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": 1}
+
+
+def planned(model: Any, kernels: Kernels | None = None) -> build.Planned:
+    target = tvm.target.Target(TARGET)
+    return build.plan(importer.to_relax(model, "net"), kernels or Kernels(target, {}), target)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Path) -> None:
+    model, path = NETS[name](), tmp_path / "net.so"
+    build.compile_to(planned(model), tvm.target.Target(TARGET), path)
+    assert timing.error_of(model, path, seed=3) < 1e-5
+
+
+def epilogues(found: build.Planned) -> list[tuple[str, ...]]:
+    """Of each call of a convolution."""
+    return [task.epilogue for task, count in found.tasks() for _ in range(count) if isinstance(task.core, ConvConfig)]
+
+
+def test_a_residual_network_stays_in_blocks_from_its_input_to_its_classifier() -> None:
+    found = planned(nets.residual())
+    assert sorted(epilogues(found)) == sorted([("bias", "relu")] * 3 + [("bias", "residual", "relu")] * 2 + [("bias",)])
+    others = {task.name: count for task, count in found.tasks() if task.core is None}
+    assert set(others) == {"max_pool", "global_average", "reshape", "add"}
+
+
+def test_relu6_becomes_part_of_the_convolution_though_onnx_has_it_as_a_clip() -> None:
+    found = planned(nets.inverted())
+    assert epilogues(found) == [("bias", "relu6")] * 3 + [("bias", "residual")]
+    assert {task.name for task, _ in found.tasks() if task.core is None} == {"from_blocks"}
+
+
+@pytest.mark.parametrize("net", [nets.squeezed, nets.ragged])
+def test_operators_on_single_values_and_gates_for_channels_work_on_blocks(net: Any) -> None:
+    names = {task.name: count for task, count in planned(net()).tasks() if task.core is None}
+    assert names["from_blocks"] == 1, "the answer"
+    assert names["to_blocks"] == 1, "what the average wrote"
+
+
+def test_a_sum_that_others_read_too_is_written_before_its_relu() -> None:
+    assert epilogues(planned(nets.shared())) == [("bias",), ("bias", "residual"), ("bias", "residual")]
+
+
+def test_functions_without_a_core_are_tasks_by_their_text() -> None:
+    first, second = planned(nets.residual()), planned(nets.residual())
+    tasks = {task.body: task for task, _ in first.tasks() if task.core is None}
+    assert set(tasks) == set(first.bodies) == set(second.bodies)
+    assert all(len(task.structure) == 16 for task in tasks.values())
+    assert "@T.prim_func" in next(iter(first.bodies.values()))
+
+
+def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
+    target = tvm.target.Target(TARGET)
+    tasks = [task for task, _ in planned(nets.residual()).tasks() if task.core is not None]
+    good, bad = tasks[1], tasks[2]
+    job = KernelJob(good, "TvmConvTile", json.dumps(TARGET), {}, 0, 2)
+    params = TvmBuilder().propose(job)[-1]
+    kernels = Kernels(target, {good.key: Record("TvmConvTile", params), bad.key: Record("TvmConvTile", "[]")})
+    planned(nets.residual(), kernels)
+    assert kernels.classes[good.key] is Class.EXACT
+    assert kernels.classes[bad.key] is Class.PREDICTED
+    assert list(kernels.refused) == [bad.key]
+
+
+def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> None:
+    target = tvm.target.Target(TARGET)
+    small, large = (
+        TaskConfig(core=ConvConfig(batch, 16, 8, 8, 32, 1, 1), layouts="native", epilogue=("bias",)) for batch in (1, 4)
+    )
+    space = problems.with_family(small, "direct", Mode.NATIVE, target)
+    assert space is not None
+    params = TvmBuilder().propose(KernelJob(small, "TvmConvTile", json.dumps(TARGET), {}, 0, 3))
+    kernels = Kernels(target, {large.key: Record("TvmConvTile", params[2], small)})
+    found = kernels(large)
+    assert kernels.classes[large.key] is Class.NEAREST
+    other = problems.with_family(large, "direct", Mode.NATIVE, target)
+    assert found is not None
+    assert other is not None
+    index = other.family.space(other.layer).index(space.family.space(space.layer)[2])
+    assert str(found.function.script()) == str(other.candidate(index).mod["main"].script())
+    damaged = Kernels(target, {large.key: Record("TvmConvTile", "[]", small)})
+    assert damaged(large) is not None
+    assert damaged.classes[large.key] is Class.PREDICTED
+
+
+def test_all_operators_that_cannot_be_imported_are_named_at_once() -> None:
+    net = Net((1, 8))
+    x = net.add("Mystery", net.add("Relu", "x"), domain="com.example")
+    model = net.model(net.add("Bernoulli", net.add("Mystery", x, domain="com.example")), check=False)
+    with pytest.raises(BadInput, match=r"cannot be imported: Bernoulli \(1\), com\.example\.Mystery \(2\)\."):
+        importer.to_relax(model, "net.onnx")
+
+
+def test_an_input_without_a_shape_has_to_be_given_one(tmp_path: Path) -> None:
+    net, path = Net(("n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
+    onnx.save(net.model(net.relu("x")), path)
+    with pytest.raises(BadInput, match="input x has no fixed shape") as refused:
+        importer.read_onnx(path, {})
+    assert refused.value.hint == "give it with --shape x=?,8"
+    for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {}, "batch": 4}):
+        (value,) = importer.real_inputs(importer.read_onnx(path, **given))
+        assert [extent.dim_value for extent in value.type.tensor_type.shape.dim] == [4, 8]
+    with pytest.raises(BadInput, match="has 2 dimensions, not 1"):
+        importer.read_onnx(path, {"x": [4]})
+    with pytest.raises(BadInput, match="no input z"):
+        importer.read_onnx(path, {"z": [4]})
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"not a model")
+    with pytest.raises(BadInput, match=r"net\.onnx is no ONNX model"):
+        importer.read_onnx(path, {})
+
+
+def test_tasks_of_a_model_are_tuned_and_its_other_functions_are_not() -> None:
+    from tuna.libraries.base import Environment
+    from tuna.libraries.tvm import TvmLibrary
+
+    here = Environment("tvm", "1", "x86", 1, "t", target=json.dumps(TARGET))
+    tasks = [task for task, _ in planned(nets.residual()).tasks()]
+    found = dict(TvmLibrary().applicable(tasks, here))
+    for task in tasks:
+        assert bool(found[task]) == (task.core is not None)
+    three = next(task for task in tasks if isinstance(task.core, ConvConfig) and task.core.conv_stride_h == 1)
+    assert {"TvmConvTile", "TvmConvWinogradF2"} <= set(found[three])
+    assert isinstance(three, TaskConfig)

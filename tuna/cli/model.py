@@ -1,0 +1,187 @@
+"""`tuna model` and `tuna tune`: a model in, a faster model out."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.errors import BadInput
+
+_OUTPUT = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group()
+def model() -> None:
+    """Import models, see their tasks, build them with the kernels that won."""
+
+
+@model.command("import")
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--batch", type=click.IntRange(min=1), help="First extent of every input.")
+@click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
+def import_model(name: str, file: Path, batch: int | None, shapes: tuple[str, ...]) -> None:
+    """Import the ONNX model FILE as NAME; its functions become tasks that can be tuned."""
+    show_import(api.import_model(name, file, batch=batch, shapes=dict(map(_shape, shapes))))
+
+
+@model.command("list")
+@options.as_json
+def list_models(as_json: bool) -> None:
+    """List imported models, the latest first."""
+    found = api.list_models()
+    if as_json:
+        print_json([{"name": entry.name, "version": entry.version} for entry in found])
+        return
+    rows = []
+    for entry in found:
+        tasks = entry.manifest.tasks
+        shapes = " ".join(f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs)
+        calls = sum(task.count for task in tasks)
+        rows.append(
+            (entry.name, entry.version[:12], shapes, len(tasks), calls, f"{entry.manifest.size_bytes / 1e6:.1f}")
+        )
+    print_table("", ("model", "version", "inputs", "tasks", "calls", "MB"), rows, right=(3, 4, 5))
+
+
+@model.command()
+@click.argument("name")
+@options.as_json
+def show(name: str, as_json: bool) -> None:
+    """Show the tasks of a model: how often it calls each, and its fastest kernel."""
+    found, tasks = api.show_model(name)
+    if as_json:
+        print_json(
+            {
+                "name": found.name,
+                "version": found.version,
+                "tasks": [
+                    {
+                        "task": task.label,
+                        "key": task.key,
+                        "count": task.count,
+                        "solver": task.winner and task.winner.solver,
+                        "time_ms": task.winner and task.winner.time_ms,
+                    }
+                    for task in tasks
+                ],
+            }
+        )
+        return
+    rows = [
+        (
+            task.label,
+            task.count,
+            task.models,
+            task.winner.solver if task.winner else "-",
+            f"{task.winner.time_ms:.4f}" if task.winner else "-",
+        )
+        for task in tasks
+    ]
+    print_table(
+        f"{found.name} {found.version[:12]}", ("task", "calls", "other models", "fastest", "ms"), rows, (1, 2, 4)
+    )
+
+
+@model.command()
+@click.argument("name")
+@click.option("-o", "--output", type=_OUTPUT, required=True, help="The shared library to write.")
+@click.option("--session-id", type=options.ID, help="Only results of this session; default: all on such a machine.")
+@click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
+def build(name: str, output: Path, session_id: int | None, winograd: bool) -> None:
+    """Build a model with its fastest kernels, check its answer against ONNX's reference, and time it."""
+    show_built(api.build_model(name, output, session_id=session_id, winograd=winograd))
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Name of the model; default: the file's.")
+@click.option("-o", "--output", type=_OUTPUT, help="Build it, too: the shared library to write.")
+@click.option("--batch", type=click.IntRange(min=1), help="First extent of every input.")
+@click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
+@click.option("--candidates", type=click.IntRange(min=1), default=4, show_default=True, help="Per task and solver.")
+@click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
+def tune(
+    file: Path,
+    name: str | None,
+    output: Path | None,
+    batch: int | None,
+    shapes: tuple[str, ...],
+    candidates: int,
+    winograd: bool,
+) -> int:
+    """Import the ONNX model FILE, tune its tasks on this machine and, with -o, build it.
+
+    Tasks that another model has are not tuned again. Interrupted, the same command goes on from there.
+    """
+    imported = api.import_model(name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes)))
+    show_import(imported)
+    stored = imported.model
+
+    def started(tuned: api.TunedModel) -> None:
+        click.echo(
+            f"session {tuned.session_id}: {tuned.tasks} tasks can be tuned, {tuned.known} of them have a result; "
+            f"{tuned.added} jobs added"
+        )
+
+    with ProgressView("tuning") as view:
+        tuned = api.tune_model(
+            f"{stored.name}@{stored.version}",
+            candidates=candidates,
+            winograd=winograd,
+            on_start=started,
+            on_progress=view.update,
+        )
+    if output is not None:
+        show_built(api.build_model(f"{stored.name}@{stored.version}", output, winograd=winograd))
+    if tuned.errored:
+        click.echo(f"{tuned.errored} jobs failed; see why: tuna status --session-id {tuned.session_id}", err=True)
+    return 1 if tuned.errored else 0
+
+
+def show_import(imported: api.ImportedModel) -> None:
+    """Print what an import found."""
+    found, tasks = imported.model, imported.model.manifest.tasks
+    cores = [task for task in tasks if task.task.core is not None]
+    click.echo(
+        f"{found.name} {found.version[:12]}: {sum(task.count for task in tasks)} calls of {len(tasks)} tasks, "
+        f"{len(cores)} of them convolutions and products; {imported.added} tasks are new"
+    )
+
+
+def show_built(built: api.BuiltModel) -> None:
+    """Print how good a built model is, and where its kernels come from."""
+    print_table(
+        "",
+        ("kernels", "tasks", "of the time"),
+        [
+            *((str(kind), built.tasks[kind], f"{100 * built.shares.get(kind, 0.0):.1f} %") for kind in built.tasks),
+            ("runtime", "", f"{100 * built.runtime_share:.1f} %"),
+        ],
+        right=(1, 2),
+    )
+    for label, reason in built.refused.items():
+        click.echo(f"the record of {label} could not be applied: {reason}", err=True)
+    ours = statistics.median(built.times_ms["tuna"])
+    for name, times in built.times_ms.items():
+        median = statistics.median(times)
+        ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
+        click.echo(f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}){ratio}")
+    errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
+    click.echo(f"{built.path}: largest error over largest value {errors}")
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    name, mark, extents = text.rpartition("=")
+    try:
+        found = [int(extent) for extent in extents.split(",")]
+    except ValueError:
+        found = []
+    if not mark or not name or not found or min(found) < 1:
+        raise BadInput(f"{text!r} is not of the form input=1,3,224,224.")
+    return name, found

@@ -1,0 +1,85 @@
+"""A task of a model: one of its fused functions, known by its core layer and epilogue, or else by its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from reprlib import repr as shown
+from typing import Any, ClassVar
+
+from tuna.configs.config import Config
+from tuna.configs.conv import ConvConfig
+from tuna.configs.gemm import GemmConfig
+from tuna.configs.kind import ConfigKind, from_json
+from tuna.errors import BadInput
+
+#: Layouts of the tensors of a task with a core: in blocks of channels of the target's vector, or as the core says.
+LAYOUTS = ("native", "layer")
+#: What is done to a sum before it is written, in this order: a value for each channel, a tensor like the answer, one of the limits.
+BIAS, RESIDUAL, RELU, RELU6 = EPILOGUE = ("bias", "residual", "relu", "relu6")
+
+
+@dataclass(frozen=True)
+class TaskConfig(Config):
+    """A function that a model calls. Tasks are shared: models that call the same function have the same config.
+
+    A task with a `core` is that layer with `epilogue` applied before the answer is written; its tensors are in `layouts`, and
+    weights are packed ahead of time. Any other task is the text of its function (TVMScript), the body, and has a `name`.
+    """
+
+    kind: ClassVar[str] = "task"
+    body_field: ClassVar[str] = "body"
+
+    core: ConvConfig | GemmConfig | None = None
+    layouts: str = ""
+    epilogue: tuple[str, ...] = ()
+    name: str = ""  #: of a task without a core: what it does, such as `add_relu`
+    body: str = ""  #: SHA-256 of its text
+    structure: str = ""  #: TVM's structural hash of it, hex, which does not depend on names
+
+    def __post_init__(self) -> None:
+        if self.core is None:
+            if not (self.name and self.body) or self.layouts or self.epilogue:
+                raise BadInput("a task without a core has a name and a body, and neither layouts nor an epilogue")
+            return
+        if self.layouts not in LAYOUTS:
+            raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
+        known = [part for part in EPILOGUE if part in self.epilogue]
+        if list(self.epilogue) != known or {RELU, RELU6} <= set(known):
+            raise BadInput(f"an epilogue has some of {', '.join(EPILOGUE)}, in this order, got {shown(self.epilogue)}")
+        if self.name or self.body or self.structure:
+            raise BadInput("a task with a core has no name, body or structure")
+
+    def to_json(self) -> dict[str, Any]:
+        """`kind` and the fields, the core as its own JSON."""
+        return {**super().to_json(), "core": self.core and self.core.to_json(), "epilogue": list(self.epilogue)}
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> TaskConfig:
+        """The task with these JSON values; raises BadInput."""
+        core, epilogue = values.get("core"), values.get("epilogue", [])
+        layer = None
+        if core is not None:
+            layer = from_json(core) if isinstance(core, dict) else None
+            if not isinstance(layer, ConvConfig | GemmConfig):
+                raise BadInput("the core of a task is a convolution or a gemm in JSON")
+        if not isinstance(epilogue, list) or not all(isinstance(part, str) for part in epilogue):
+            raise BadInput(f"epilogue must be a list of names, got {shown(epilogue)}")
+        for name in ("layouts", "name", "body", "structure"):
+            if not isinstance(values.get(name, ""), str):
+                raise BadInput(f"{name} must be a text, got {shown(values[name])}")
+        return cls(**{**values, "core": layer, "epilogue": tuple(epilogue)})
+
+    @property
+    def label(self) -> str:
+        """A short text for people, such as `conv ... +bias+relu native`."""
+        if self.core is None:
+            return f"task {self.name[:200]} {self.body[:8]}"
+        return f"{self.core.label} {''.join(f'+{part}' for part in self.epilogue)} {self.layouts}".replace("  ", " ")
+
+    @property
+    def flops(self) -> int:
+        """Operations of the core; 0 where there is none, for they are not counted."""
+        return self.core.flops if self.core is not None else 0
+
+
+KIND = ConfigKind(TaskConfig, reference="tuna.libraries.task_reference:problem")

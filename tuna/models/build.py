@@ -1,0 +1,113 @@
+"""From Relax to a shared library: tasks, TVM's passes around our kernels. Imports TVM."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline
+
+from tuna.configs import TaskConfig
+from tuna.libraries.tvm.kernels import machine
+from tuna.models import graph, groups
+from tuna.models.emit import Emitter
+from tuna.models.kernels import Kernels
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model whose functions are final, before it is compiled."""
+
+    module: tvm.IRModule
+    functions: dict[str, TaskConfig]  #: those that the model calls, by name
+    calls: Counter[str]  #: how often
+    bodies: dict[str, str]  #: texts of tasks without a core, by their SHA-256
+
+    def tasks(self) -> list[tuple[TaskConfig, int]]:
+        """Each task with its count, in the order of the first call."""
+        counts: Counter[str] = Counter()
+        by_key: dict[str, TaskConfig] = {}
+        for name, task in self.functions.items():
+            counts[task.key] += self.calls[name]
+            by_key.setdefault(task.key, task)
+        return [(task, counts[key]) for key, task in by_key.items()]
+
+    @property
+    def text(self) -> str:
+        """The module as TVMScript, without the values of its constants."""
+        return str(self.module.script(show_meta=False))
+
+
+def plan(module: tvm.IRModule, kernels: Kernels, target: Any) -> Planned:
+    """Recognise the groups of an imported module, give them kernels, and fuse what is left."""
+    found = graph.read(module)
+    emitter = Emitter(found, groups.find(found), kernels, machine.from_target(target).floats)
+    emitted = emitter.run()
+    with target:
+        fused = tvm.transform.Sequential(
+            [
+                *pipeline.library_dispatch_passes(target),
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(emitted)
+    return _described(fused, {name: task for name, task in emitter.calls if task is not None})
+
+
+def compile_to(planned: Planned, target: Any, path: Path) -> None:
+    """Compile and write a shared library that TVM's Relax virtual machine loads."""
+    lowered = tvm.transform.Sequential(
+        [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)], name="lower"
+    )
+    tvm.compile(planned.module, target, relax_pipeline=lowered).export_library(str(path))
+
+
+def tensors(values: list[Any]) -> list[dict[str, Any]]:
+    """ONNX's descriptions of inputs as name, shape and NumPy's name of the type."""
+    import onnx
+
+    return [
+        {
+            "name": value.name,
+            "shape": [extent.dim_value for extent in value.type.tensor_type.shape.dim],
+            "dtype": str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
+        }
+        for value in values
+    ]
+
+
+def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
+    calls = _calls(module["main"])
+    functions: dict[str, TaskConfig] = {}
+    bodies: dict[str, str] = {}
+    for name in calls:
+        if name in cores:
+            functions[name] = cores[name]
+            continue
+        function = module[name]
+        text = str(function.with_attr("global_symbol", "main").script())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        bodies[digest] = text
+        structure = f"{tvm_ffi.structural_hash(function.without_attr('global_symbol')) & (2**64 - 1):016x}"
+        functions[name] = TaskConfig(name=name.rstrip("0123456789"), body=digest, structure=structure)
+    return Planned(module, functions, calls, bodies)
+
+
+def _calls(function: Any) -> Counter[str]:
+    """How often each TIR function is called, in the order of the first call."""
+    found: Counter[str] = Counter()
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")).startswith("relax.call_tir"):
+                found[str(value.args[0].name_hint)] += 1
+    return found

@@ -1,0 +1,230 @@
+"""Writes the model anew with our kernels: tensors stay in blocks of channels from one to the next. Imports TVM.
+
+A value of the model has up to two forms, plain and in blocks, each made when an operator first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tuna.configs import ConvConfig
+from tuna.configs.task import TaskConfig
+from tuna.libraries.tvm.kernels import arrays
+from tuna.libraries.tvm.kernels.shape import ConvShape
+from tuna.models import blocked
+from tuna.models.graph import Graph, Node, constant_of, extents, substitute
+from tuna.models.groups import Group
+
+#: Operators on single values whose answer is finite for finite values. Those that fill the last block up are no zeros after
+#: them, which does not matter: kernels multiply them by zero.
+_ELEMENTWISE = {
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs", "exp", "sigmoid", "tanh"),
+    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel of a task."""
+
+    function: Any  #: scheduled PrimFunc
+    pack: Callable[[Any], Any]  #: weights as it takes them
+    shape: ConvShape | None  #: of a convolution
+
+
+class Emitter:
+    """One model, written once by `run`."""
+
+    def __init__(self, graph: Graph, groups: list[Group], kernel: Callable[[TaskConfig], Chosen | None], block: int):
+        """`kernel` gives the kernel of a task, None to leave it to TVM."""
+        self._graph, self._kernel, self._block = graph, kernel, block
+        self._plain: dict[Any, Any] = {}
+        self._blocks: dict[Any, Any] = {}
+        self._functions: dict[Any, Any] = {}
+        self._last = {group.answer: group for group in groups}
+        self._inside = {node.var for group in groups for node in group.nodes}
+        self._builder = relax.BlockBuilder()
+        self.calls: list[tuple[str, TaskConfig | None]] = []  #: of functions that are not TVM's own: name and task
+
+    def run(self) -> tvm.IRModule:
+        """The module, whose function `main` takes and returns what the model does."""
+        builder = self._builder
+        for param in self._graph.params:
+            self._plain[param] = param
+        with builder.function("main", list(self._graph.params)):
+            with builder.dataflow():
+                for node in self._graph.nodes:
+                    self._emit(node)
+                result = builder.emit_output(substitute(self._graph.result, _Lookup(self.plain)))
+            builder.emit_func_output(result)
+        return builder.finalize()
+
+    def plain(self, var: Any) -> Any:
+        """The value in the model's own layout."""
+        if var not in self._plain:
+            shape = extents(var)
+            assert shape is not None
+            function = self._add(("unblock", shape), lambda: blocked.from_blocks(shape, self._block), "from_blocks")
+            self._plain[var] = self._call(function, [self._blocks[var]], shape)
+        return self._plain[var]
+
+    def blocks(self, var: Any) -> Any:
+        """The value in blocks of channels."""
+        if var not in self._blocks:
+            shape = extents(var)
+            assert shape is not None
+            function = self._add(("block", shape), lambda: blocked.to_blocks(shape, self._block), "to_blocks")
+            extended = blocked.blocked_extents(shape, self._block)
+            self._blocks[var] = self._call(function, [self._plain[var]], extended)
+        return self._blocks[var]
+
+    def _emit(self, node: Node) -> None:
+        group = self._last.get(node.var)
+        if group is not None:
+            chosen = self._kernel(group.task)
+            if chosen is not None:
+                self._kernel_call(group, chosen)
+            else:
+                for member in group.nodes:
+                    self._operator(member)
+        elif node.var not in self._inside:
+            self._operator(node)
+
+    def _kernel_call(self, group: Group, chosen: Chosen) -> None:
+        function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
+        weights = relax.const(chosen.pack(group.weights))
+        if not isinstance(group.core, ConvConfig):
+            rows, found = self._shaped(self.plain(group.input), (group.core.m, group.core.k)), extents(group.answer)
+            assert found is not None
+            answer = self._call(function, [rows, weights], (group.core.m, group.core.n))
+            self._plain[group.answer] = self._shaped(answer, found)
+            return
+        assert chosen.shape is not None
+        x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
+        given = [x, weights]
+        if group.bias is not None:
+            given.append(relax.const(self._channels(group.bias)))
+        if group.residual is not None:
+            given.append(self.blocks(group.residual))
+        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output())
+
+    def _operator(self, node: Node) -> None:
+        """In blocks if an input is there already and it can be done, else as TVM does it."""
+        if any(isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args) and self._in_blocks(node):
+            return
+        value = substitute(node.value, _Lookup(self.plain))
+        self._plain[node.var] = self._builder.emit(value)
+
+    def _in_blocks(self, node: Node) -> bool:
+        shape, block = extents(node.var), self._block
+        if self._is_elementwise(node):
+            return self._elementwise(node)
+        x, given = self._blocks.get(node.args[0]), extents(node.args[0])
+        if shape is None or given is None or x is None:
+            return False
+        extended = blocked.blocked_extents(given, block)
+        if node.op == "nn.max_pool2d" and node.attrs.layout == "NCHW":
+            pool = _pool(node)
+            function = self._add(
+                ("max_pool", extended, shape, pool),
+                lambda: blocked.max_pool(extended, (shape[2], shape[3]), pool),
+                "max_pool",
+            )
+            self._blocks[node.var] = self._call(function, [x], blocked.blocked_extents(shape, block))
+            return True
+        if node.op == "mean" and sorted(int(axis) % 4 for axis in node.attrs.axis or ()) == [2, 3]:
+            function = self._add(
+                ("mean", extended), lambda: blocked.global_average(extended, given[1]), "global_average"
+            )
+            answer = self._call(function, [x], (*given[:2], 1, 1))
+            self._plain[node.var] = answer if len(shape) == 4 else self._builder.emit(relax.op.reshape(answer, shape))
+            return True
+        return False
+
+    def _is_elementwise(self, node: Node) -> bool:
+        if node.op != "divide":
+            return node.op in _ELEMENTWISE
+        values, shape = constant_of(node.args[1]), extents(node.var)
+        whole = shape is not None and len(shape) == 4 and shape[1] % self._block == 0
+        return whole or (values is not None and bool(np.all(values)))
+
+    def _elementwise(self, node: Node) -> bool:
+        shape = extents(node.var)
+        if shape is None or len(shape) != 4 or getattr(node.var.ty, "dtype", None) != "float32":
+            return False
+        if not all(self._fits(arg, shape) for arg in node.args):
+            return False
+        args = [self._operand(arg) for arg in node.args]
+        self._blocks[node.var] = self._builder.emit(
+            tvm.ir.Call(node.value.op, args, node.value.attrs, node.value.ty_args)
+        )
+        return True
+
+    def _fits(self, arg: Any, shape: tuple[int, ...]) -> bool:
+        """Whether an argument of an elementwise operator can be had in blocks: one value, or all channels of the answer."""
+        values = constant_of(arg)
+        if values is not None and values.size == 1:
+            return True
+        given = (extents(arg) if hasattr(arg, "ty") else None) if values is None else values.shape
+        if values is None and not isinstance(arg, relax.Var):
+            return given is None  # a bound of a clip
+        return given is not None and len(given) == 4 and given[1] == shape[1]
+
+    def _operand(self, arg: Any) -> Any:
+        if isinstance(arg, relax.Var):
+            return self.blocks(arg)
+        values = constant_of(arg)
+        if values is None:
+            return arg
+        if values.size == 1:
+            return relax.const(values.reshape(()))
+        return relax.const(arrays.to_blocks(values, self._block))
+
+    def _channels(self, values: np.ndarray) -> Any:
+        """A value for each channel as C/b, b."""
+        return arrays.to_blocks(values.reshape(1, -1, 1, 1), self._block).reshape(-1, self._block)
+
+    def _add(self, key: Any, make: Callable[[], Any], name: str, task: TaskConfig | None = None) -> Any:
+        if key not in self._functions:
+            self._functions[key] = self._builder.add_func(blocked.opaque(make()), name)
+        function = self._functions[key]
+        self.calls.append((str(function.name_hint), task))
+        return function
+
+    def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """The value with another shape and the same order of its values."""
+        return value if extents(value) == shape else self._builder.emit(relax.op.reshape(value, shape))
+
+    def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None) -> Any:
+        assert shape is not None
+        return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, "float32")))
+
+
+class _Lookup:
+    """A mapping of variables to what a function makes of them."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find = find
+
+    def get(self, var: Any, default: Any) -> Any:
+        return self._find(var)
+
+
+def _name(task: TaskConfig) -> str:
+    kind = "conv" if isinstance(task.core, ConvConfig) else "gemm"
+    return "_".join([kind, *task.epilogue])
+
+
+def _pool(node: Node) -> blocked.Pool:
+    attrs = node.attrs
+    pad = [int(value) for value in attrs.padding]
+    (sh, sw), (dh, dw), (rows, columns) = (
+        (int(first), int(second)) for first, second in (attrs.strides, attrs.dilation, attrs.pool_size)
+    )
+    return blocked.Pool((rows, columns), (sh, sw), (pad[0], pad[1], pad[2], pad[3]), (dh, dw))

@@ -1,0 +1,152 @@
+"""A Relax function as a list of operators, its constants folded with NumPy. Runs where TVM is imported.
+
+TVM's own folding compiles a function for each constant, which takes most of a minute for a ResNet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import Call, GenericConst, Op
+
+from tuna.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Node:
+    """One binding: `var` is what `value` computes."""
+
+    var: Any
+    value: Any
+
+    @property
+    def op(self) -> str:
+        """Name of the operator without `relax.`; empty for what is no call of one."""
+        is_call = isinstance(self.value, Call) and isinstance(self.value.op, Op)
+        return str(self.value.op.name).removeprefix("relax.") if is_call else ""
+
+    @property
+    def args(self) -> list[Any]:
+        """Arguments of the call."""
+        return list(self.value.args) if isinstance(self.value, Call) else []
+
+    @property
+    def attrs(self) -> Any:
+        """Attributes of the operator."""
+        return self.value.attrs
+
+
+@dataclass
+class Graph:
+    """The operators of a model in an order in which they can be computed."""
+
+    params: list[Any]
+    nodes: list[Node]
+    result: Any
+    users: dict[Any, list[Node]] = field(default_factory=dict)  #: of a variable
+
+    def sole_user(self, var: Any) -> Node | None:
+        """The only operator that reads `var`, None where there are more or it is the model's answer."""
+        users = self.users.get(var, [])
+        return users[0] if len(users) == 1 and not _mentions(self.result, var) else None
+
+
+def read(module: Any) -> Graph:
+    """The function `main`; raises BadInput for one with branches or loops."""
+    function = relax.transform.DeadCodeElimination()(module)["main"]
+    replaced: dict[Any, Any] = {}
+    nodes = []
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                raise BadInput("The model has branches that depend on its input, which cannot be imported.")
+            value = substitute(binding.value, replaced)
+            if isinstance(value, relax.Var | GenericConst):
+                replaced[binding.var] = value
+                continue
+            node = Node(binding.var, _named(value))
+            constant = _folded(node)
+            if constant is None:
+                nodes.append(node)
+            else:
+                replaced[binding.var] = relax.const(constant)
+    result = substitute(function.body.body, replaced)
+    graph = Graph(list(function.params), nodes, result)
+    for node in nodes:
+        for var in Counter(variables(node.value)):
+            graph.users.setdefault(var, []).append(node)
+    return graph
+
+
+def variables(expression: Any) -> list[Any]:
+    """The variables that an expression reads."""
+    if isinstance(expression, relax.Var):
+        return [expression]
+    if isinstance(expression, Call):
+        return [var for arg in expression.args for var in variables(arg)]
+    if isinstance(expression, relax.Tuple):
+        return [var for part in expression.fields for var in variables(part)]
+    return variables(expression.tuple_value) if isinstance(expression, relax.TupleGetItem) else []
+
+
+def substitute(expression: Any, replaced: Any) -> Any:
+    """The expression with variables replaced: `replaced` is a mapping of them."""
+    if isinstance(expression, relax.Var):
+        return replaced.get(expression, expression)
+    if isinstance(expression, Call):
+        args = [substitute(arg, replaced) for arg in expression.args]
+        return Call(expression.op, args, expression.attrs, expression.ty_args)
+    if isinstance(expression, relax.Tuple):
+        return relax.Tuple([substitute(part, replaced) for part in expression.fields])
+    if isinstance(expression, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(expression.tuple_value, replaced), expression.index)
+    return expression
+
+
+def constant_of(expression: Any) -> np.ndarray | None:
+    """The values of a constant, None for anything else."""
+    return np.asarray(expression.value.numpy()) if isinstance(expression, GenericConst) else None
+
+
+def extents(var: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor, None where it is not known when compiling."""
+    shape = getattr(var.ty, "shape", None)
+    try:
+        return tuple(int(extent) for extent in shape.values) if shape is not None else None
+    except (TypeError, AttributeError):
+        return None
+
+
+def _mentions(expression: Any, var: Any) -> bool:
+    return any(var.same_as(found) for found in variables(expression))
+
+
+def _named(value: Any) -> Any:
+    """The operator that TVM's importer of ONNX wrote out as a function: ONNX's Clip becomes two of these."""
+    if isinstance(value, Call) and isinstance(value.op, Op) and value.op.name == "relax.call_tir":
+        name = value.args[0].name_hint.rstrip("0123456789")
+        if name in ("maximum", "minimum") and len(value.args[1].fields) == 2:
+            return getattr(relax.op, name)(*value.args[1].fields)
+    return value
+
+
+def _folded(node: Node) -> Any:
+    """The value of a cheap operator on constants; None where it reads variables, or is none of those."""
+    constants = [constant_of(arg) for arg in node.args]
+    if not constants or constants[0] is None:
+        return None
+    first, shape = constants[0], extents(node.var)
+    if node.op == "permute_dims":
+        axes = node.attrs.axes
+        return np.ascontiguousarray(first.transpose(None if axes is None else [int(axis) for axis in axes]))
+    if node.op in ("reshape", "expand_dims", "squeeze") and shape is not None:
+        return first.reshape(shape)
+    if node.op == "isnan":
+        return np.isnan(first)
+    if node.op == "where" and constants[1] is not None and constants[2] is not None:
+        return np.where(first, constants[1], constants[2])
+    return None

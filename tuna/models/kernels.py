@@ -1,0 +1,118 @@
+"""The kernels of tasks: of a record, or predicted by estimate. Imports TVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from tuna.configs import GemmConfig, TaskConfig
+from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.libraries.tvm.solvers import BY_NAME
+from tuna.models.emit import Chosen
+from tuna.models.manifest import Class
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured winner: of the task itself, or of another one that is like it."""
+
+    solver: str
+    params: str  #: TVM's TuningRecord as JSON
+    of: TaskConfig | None = None  #: the other task
+
+
+class Kernels:
+    """Gives each task the best kernel that is known, and remembers of what class it was."""
+
+    def __init__(self, target: Any, records: Mapping[str, Record], *, winograd: bool = True) -> None:
+        """`records` are the winners by the keys of their tasks; without `winograd` only direct sums are predicted."""
+        self._target, self._records, self._winograd = target, records, winograd
+        self._found: dict[str, Chosen | None] = {}
+        self.classes: dict[str, Class] = {}  #: by task key
+        self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+
+    def __call__(self, task: TaskConfig) -> Chosen | None:
+        """The kernel; None where no family has one."""
+        if task.key not in self._found:
+            self._found[task.key], self.classes[task.key] = self._choose(task)
+        return self._found[task.key]
+
+    def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
+        record = self._records.get(task.key)
+        if record is not None and record.of is not None:
+            found = _transferred(task, record, record.of, self._target)
+            if found is not None:
+                return found, Class.NEAREST
+        elif record is not None:
+            try:
+                return _applied(task, record, self._target), Class.EXACT
+            except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
+                self.refused[task.key] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+        found = _predicted(task, self._target, self._winograd)
+        return found, Class.DEFAULT if found is None else Class.PREDICTED
+
+
+def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
+    if isinstance(task.core, GemmConfig):
+        problem = problems.with_family(task, GEMM.name, Mode(task.layouts), target)
+        return None if problem is None else _chosen(problem, problem.candidate(0).mod)
+    assert task.core is not None
+    layer = layer_of(task.core, Mode(task.layouts), target, problems.epilogue_of(task))
+    if layer is None:
+        return None
+    order = ranked(layer, [family for family in FAMILIES.values() if winograd or "winograd" not in family.name])
+    if not order:
+        return None
+    family, index = order[0]
+    problem = problems.with_family(task, family.name, layer.mode, target)
+    return None if problem is None else _chosen(problem, problem.candidate(index).mod)
+
+
+def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
+    problem = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
+    if problem is None:
+        raise ValueError(f"{record.solver} has no kernel for {task.label}")
+    module = problem.workload()
+    found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
+    schedule = Schedule(module)
+    found.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return _chosen(problem, schedule.mod)
+
+
+def _transferred(task: TaskConfig, record: Record, other: TaskConfig, target: Any) -> Chosen | None:
+    """The point of another task's record in the space of this one; None where the space does not have it."""
+    family, mode = BY_NAME[record.solver].family, Mode(task.layouts)
+    here = problems.with_family(task, family, mode, target)
+    there = problems.with_family(other, family, mode, target)
+    if here is None or there is None or not here.count(1):
+        return None
+    points, wanted = there.family.space(there.layer), _point(record, there.workload())
+    if wanted is None or not 0 <= wanted < len(points):
+        return None
+    space = here.family.space(here.layer)
+    if points[wanted] not in space:
+        return None
+    return _chosen(here, here.candidate(space.index(points[wanted])).mod)
+
+
+def _point(record: Record, module: Any) -> int | None:
+    """The index of the point: the decision of the first instruction of the trace."""
+    try:
+        found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
+        return int(found.trace.get_decision(found.trace.insts[0]))
+    except Exception:  # a record of another version of TVM or of the kernels fails in many ways; there is a prediction
+        return None
+
+
+def _chosen(problem: problems.Problem, module: Any) -> Chosen:
+    shape = problem.layer.shape if isinstance(problem.layer, Layer) else None
+    subject = problem.layer if shape is None else shape
+    return Chosen(module["main"], lambda weights: problem.family.pack_weights(subject, weights), shape)

@@ -1,0 +1,93 @@
+"""An imported model as data: its file, its inputs, and its tasks with their counts. Imports no TVM."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tuna.configs import TaskConfig, from_json
+from tuna.errors import BadInput
+
+#: Of the JSON form.
+VERSION = 1
+
+
+class Class(str, enum.Enum):
+    """Where the kernel of a task comes from."""
+
+    EXACT = "exact"  #: measured for this task on such a machine
+    NEAREST = "nearest"  #: the params of the same core and epilogue with another shape
+    PREDICTED = "predicted"  #: the best by estimate, not measured
+    DEFAULT = "default"  #: what TVM does without tuning, and pooling and changes of layout
+
+    __str__ = str.__str__
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tensor(_Data):
+    """An input or output of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Task(_Data):
+    """A function of the model."""
+
+    config: dict[str, Any]  #: `TaskConfig.to_json()`
+    count: int  #: how often the model calls it
+
+    @property
+    def task(self) -> TaskConfig:
+        """The config."""
+        found = from_json(self.config)
+        assert isinstance(found, TaskConfig)
+        return found
+
+
+class Manifest(_Data):
+    """What `tuna model import` found out. Equal imports have equal manifests."""
+
+    version: int = VERSION
+    file: str  #: SHA-256 of the model file, which is in the artifact store
+    size_bytes: int  #: of it
+    opset: str
+    shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
+    target: str  #: JSON of the target that it was planned for
+    tvm: str  #: its version
+    inputs: tuple[Tensor, ...]
+    tasks: tuple[Task, ...]
+    text: str  #: SHA-256 of the module's text, in the artifact store
+
+    def to_bytes(self) -> bytes:
+        """The JSON form."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the JSON form, hex: the version of the model."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """What `to_bytes` wrote; raises BadInput."""
+        try:
+            found = cls.model_validate_json(data)
+        except ValueError as error:
+            raise BadInput(f"The model cannot be read: {str(error).splitlines()[0]}", hint="import it again") from None
+        if found.version != VERSION:
+            raise BadInput("The model was imported by another version of Tuna.", hint="import it again")
+        return found
+
+    def weights(self) -> Mapping[str, int]:
+        """How often each task is called, by its key."""
+        return {entry.task.key: entry.count for entry in self.tasks}

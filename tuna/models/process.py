@@ -1,0 +1,55 @@
+"""Calls the child process that has TVM: `child` says what it answers. Nothing of TVM or ONNX is imported here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from types import TracebackType
+from typing import Any
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+
+#: Reading and planning a model, and compiling it, of a few hundred functions on a loaded machine.
+_TIMEOUT_S = 1800.0
+
+
+class ModelProcess:
+    """A child that reads, builds and checks models; ended by `close` or at the end of a `with`."""
+
+    def __init__(self, target: str) -> None:
+        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores."""
+        if importlib.util.find_spec("onnx") is None:
+            raise LibraryMissing("ONNX models need the package onnx.", hint="pip install 'tuna[tvm,onnx]'")
+        threads = str(json.loads(target).get("num-cores", 1))
+        names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        variables = dict.fromkeys(names, threads) | {"TVM_BIND_THREADS": "0"}
+        self._child = Child("tuna.models.child", env=child_env(variables))
+
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """The child's answer; raises BadInput with what it refused, or with how it ended."""
+        try:
+            answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
+        except ChildFailed as error:
+            raise BadInput(f"The model cannot be processed: {error}", hint=_last_lines(error.traceback)) from error
+        except (ChildCrashed, ChildTimeout) as error:
+            raise BadInput(f"The process that compiles models ended: {error}", hint=_last_lines(error.tail)) from error
+        if "refused" in answer:
+            raise BadInput(answer["refused"], hint=answer["hint"])
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def __enter__(self) -> ModelProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _last_lines(text: str, count: int = 6) -> str:
+    return "\n  ".join(text.strip().splitlines()[-count:])
