@@ -38,18 +38,35 @@ def parse(driver):
     return words[1], dict(zip((word.lstrip("-") for word in words[2::2]), words[3::2], strict=True))
 
 
+def integers(flags):
+    """The flags whose values are numbers."""
+    return {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+
+
+def geometry(ints):
+    """Padding, stride and dilation of a convolution, a number per spatial axis each."""
+    axes = "dhw" if ints["spatial_dim"] == 3 else "hw"
+    return ([ints[f"{name}_{axis}"] for axis in axes] for name in ("pad", "conv_stride", "dilation"))
+
+
+def channels_first(flags, *arrays):
+    """The arrays in double precision, with channels where NCHW has them."""
+    last = flags["in_layout"].endswith("C")
+    return (np.moveaxis(array.astype(np.float64), -1, 1) if last else array.astype(np.float64) for array in arrays)
+
+
+def as_laid_out(flags, answer):
+    """An answer whose channels are where NCHW has them, as the layer lays it out."""
+    return np.moveaxis(answer, 1, -1) if flags["in_layout"].endswith("C") else answer
+
+
 def convolve(flags, x, w):
     """The layer's definition in double precision, tap by tap."""
-    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
-    x, w = x.astype(np.float64), w.astype(np.float64)
-    if flags["in_layout"].endswith("C"):
-        x, w = np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)
-    axes = "dhw" if ints["spatial_dim"] == 3 else "hw"
-    pads, strides, dilations = (
-        [ints[f"{name}_{axis}"] for axis in axes] for name in ("pad", "conv_stride", "dilation")
-    )
+    ints = integers(flags)
+    x, w = channels_first(flags, x, w)
+    pads, strides, dilations = geometry(ints)
     x = np.pad(x, [(0, 0), (0, 0), *((pad, pad) for pad in pads)])
-    sizes = [(x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1 for i in range(len(axes))]
+    sizes = [(x.shape[2 + i] - dilations[i] * (w.shape[2 + i] - 1) - 1) // strides[i] + 1 for i in range(len(pads))]
     groups = ints["group_count"]
     k = w.shape[0] // groups
     y = np.zeros((x.shape[0], w.shape[0], *sizes))
@@ -61,19 +78,14 @@ def convolve(flags, x, w):
         for g in range(groups):
             weight = w[(slice(g * k, (g + 1) * k), slice(None), *tap)]
             y[:, g * k : (g + 1) * k] += (weight @ part[:, g]).reshape(x.shape[0], k, *sizes)
-    return np.moveaxis(y, 1, -1) if flags["out_layout"].endswith("C") else y
+    return as_laid_out(flags, y)
 
 
 def backward_data(flags, dy, w):
     """The gradient of a layer's input in double precision, tap by tap."""
-    last = flags["in_layout"].endswith("C")
-    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
-    dy, w = dy.astype(np.float64), w.astype(np.float64)
-    if last:
-        dy, w = np.moveaxis(dy, -1, 1), np.moveaxis(w, -1, 1)
-    (ph, sh, dh), (pw, sw, dw) = (
-        [ints[f"{name}_{axis}"] for name in ("pad", "conv_stride", "dilation")] for axis in "hw"
-    )
+    ints = integers(flags)
+    dy, w = channels_first(flags, dy, w)
+    (ph, pw), (sh, sw), (dh, dw) = geometry(ints)
     height, width, groups = ints["in_h"], ints["in_w"], ints["group_count"]
     (batch, _, high, wide), ins = dy.shape, w.shape[1]
     dx = np.zeros((batch, ins * groups, height + 2 * ph, width + 2 * pw))
@@ -82,20 +94,14 @@ def backward_data(flags, dy, w):
         rows = slice(y * dh, y * dh + (high - 1) * sh + 1, sh)
         columns = slice(x * dw, x * dw + (wide - 1) * sw + 1, sw)
         dx[:, g * ins : (g + 1) * ins, rows, columns] += np.einsum("nkhw,kc->nchw", dy[:, outs], w[outs, :, y, x])
-    dx = dx[:, :, ph : ph + height, pw : pw + width]
-    return np.moveaxis(dx, 1, -1) if last else dx
+    return as_laid_out(flags, dx[:, :, ph : ph + height, pw : pw + width])
 
 
 def backward_weights(flags, x, dy):
     """The gradient of a layer's weights in double precision, tap by tap."""
-    last = flags["in_layout"].endswith("C")
-    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
-    x, dy = x.astype(np.float64), dy.astype(np.float64)
-    if last:
-        x, dy = np.moveaxis(x, -1, 1), np.moveaxis(dy, -1, 1)
-    (ph, sh, dh), (pw, sw, dw) = (
-        [ints[f"{name}_{axis}"] for name in ("pad", "conv_stride", "dilation")] for axis in "hw"
-    )
+    ints = integers(flags)
+    x, dy = channels_first(flags, x, dy)
+    (ph, pw), (sh, sw), (dh, dw) = geometry(ints)
     x = np.pad(x, [(0, 0), (0, 0), (ph, ph), (pw, pw)])
     groups, (high, wide) = ints["group_count"], dy.shape[2:]
     ins, outs = x.shape[1] // groups, dy.shape[1] // groups
@@ -105,7 +111,7 @@ def backward_weights(flags, x, dy):
         part = x[:, g * ins : (g + 1) * ins, rows, c * dw : c * dw + (wide - 1) * sw + 1 : sw]
         k = slice(g * outs, (g + 1) * outs)
         found[k, :, r, c] = np.einsum("nkhw,nchw->kc", dy[:, k], part)
-    return np.moveaxis(found, 1, -1) if last else found
+    return as_laid_out(flags, found)
 
 
 def multiply(flags, a, b):
@@ -162,7 +168,7 @@ def random(shape, kind):
 
 def extents(command, flags):
     """Extents of a layer's two inputs and its answer, as the layer lays them out."""
-    ints = {name: int(value) for name, value in flags.items() if value.lstrip("-").isdigit()}
+    ints = integers(flags)
     if "gemm" in command:
         m, n, k = ints["a_h"], ints["b_w"], ints["a_w"]
         batch = (ints["batch_count"],) if ints["batch_count"] > 1 else ()

@@ -31,6 +31,7 @@ from tuna.libraries.tvm.kernels.cook_toom import transforms
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
+from tuna.sandbox.cpu_model import data_caches
 
 RESNET = {"in_channels": 64, "out_channels": 64, "in_h": 56, "in_w": 56}
 TARGETS = {
@@ -215,8 +216,8 @@ def test_caches_are_read_as_linux_tells_them(tmp_path: Path) -> None:
         folder.mkdir()
         for name, value in zip(("level", "type", "size"), facts, strict=True):
             (folder / name).write_text(value + "\n")
-    assert machine.caches(tmp_path) == (48 << 10, 2 << 20)
-    assert machine.caches(tmp_path / "none") == (32 << 10, 512 << 10)
+    assert data_caches(tmp_path) == {1: 48 << 10, 2: 2 << 20}
+    assert data_caches(tmp_path / "none") == {}
 
 
 def test_only_cpu_targets_have_kernels() -> None:

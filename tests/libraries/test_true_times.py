@@ -76,10 +76,10 @@ def test_the_peak_is_above_what_numpy_reaches_and_adds_up() -> None:
 def test_the_widths_are_those_of_the_cpu(tmp_path: Path, machine: str, flags: str, widths: list[int]) -> None:
     (tmp_path / "cpuinfo").write_text(f"model name\t: x\nflags\t\t: fpu {flags}\n")
     if widths:
-        assert [loop.bits for loop in fma_loop.loops(tmp_path / "cpuinfo", machine)] == widths
+        assert [loop.bits for loop in fma_loop.loops(tmp_path, machine)] == widths
     else:
         with pytest.raises(fma_loop.Unavailable):
-            fma_loop.loops(tmp_path / "cpuinfo", machine)
+            fma_loop.loops(tmp_path, machine)
 
 
 def test_without_a_loop_the_yardstick_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,9 @@ def spin(seconds: float) -> None:
 
 
 def test_a_repeat_by_both_clocks_and_without_the_overhead() -> None:
-    found = repeats.repeat(lambda: spin(0.004), 2, overhead_s=0.001)
+    # NumPy's threads spin for a while after a matrix product of another test, and count as work of other threads.
+    tries = (repeats.repeat(lambda: spin(0.004), 2, overhead_s=0.001) for _ in range(250))
+    found = next(one for one in tries if one.cpu_ms is not None)
     assert found.cpu_ms == pytest.approx(1.0, rel=0.2)
     assert found.preempted or found.wall_ms == pytest.approx(1.0, rel=0.2)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tuna.libraries.probe import cache_bytes
+from tuna.sandbox.cpu_model import data_caches
 
 _L3_BYTES = 32 << 20
 
@@ -35,5 +35,5 @@ def _stream(part: np.ndarray) -> None:
 
 @functools.cache
 def _buffer() -> np.ndarray:
-    last = max(cache_bytes(level, 0) for level in (1, 2, 3)) or _L3_BYTES
+    last = max(data_caches().values(), default=_L3_BYTES)
     return np.zeros(2 * last, dtype=np.uint8)

@@ -22,6 +22,14 @@ CACHES = Condition(
     "caches", ("warm", "cold"), "cold: the caches are emptied before each run, and one run is timed at a time"
 )
 
+#: Of convolutions, whose kernels often read and write blocks of channels.
+LAYOUTS = Condition(
+    "layouts",
+    ("layer", "native"),
+    "layer: input and answer lie as the layer says, and conversions are timed; native: they lie as the kernel likes them "
+    "(blocks of channels, mostly), and changing their layout is not part of the time. Weights are packed ahead in both.",
+)
+
 
 def chosen(offered: Sequence[Condition], given: Mapping[str, str], library: str) -> dict[str, str]:
     """Those of `given` that are not the default, sorted by name.

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuna.sandbox.cpu_model import cpu_model
+
 #: Independent sums; two more registers hold the operands, and AVX2 names 16.
 CHAINS = 14
 _BROADCAST, _FMADD213 = 0x18, 0xA8  #: opcodes of VBROADCASTSS and VFMADD213PS in the map 0F 38
@@ -115,12 +117,10 @@ def _runnables() -> tuple[_Runnable, ...]:
     return tuple(map(_Runnable, loops()))
 
 
-def loops(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> tuple[FmaLoop, ...]:
+def loops(proc_root: Path = Path("/proc"), machine: str = "") -> tuple[FmaLoop, ...]:
     """Those that this CPU can run, widest first; raises Unavailable when there is none."""
-    flags: set[str] = set()
-    if (machine or platform.machine()) == "x86_64" and cpuinfo.exists():
-        line = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
-        flags = set(line.partition(":")[2].split())
+    known = (machine or platform.machine()) == "x86_64" and (proc_root / "cpuinfo").exists()
+    flags = set(cpu_model(proc_root).flags.split()) if known else set()
     widths = [bits for bits, needed in ((512, {"avx512f"}), (256, {"avx2", "fma"})) if needed <= flags]
     if not widths:
         raise Unavailable(f"no loop of multiply-adds for this {machine or platform.machine()}")

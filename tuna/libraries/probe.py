@@ -10,12 +10,12 @@ import functools
 import os
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tuna.libraries import fma_loop
+from tuna.sandbox.cpu_model import data_caches
 
 _COPIES = 25
 _GEMM_SIZE, _GEMM_ROUNDS = 1024, 3
@@ -60,20 +60,8 @@ def _copy_s() -> float:
 @functools.cache
 def _buffers() -> tuple[np.ndarray, np.ndarray]:
     """Two of a quarter of the L2 cache each."""
-    floats = cache_bytes(2, _L2_BYTES) // 4 // 4
+    floats = data_caches().get(2, _L2_BYTES) // 4 // 4
     return np.ones(floats, dtype=np.float32), np.ones(floats, dtype=np.float32)
-
-
-def cache_bytes(level: int, otherwise: int, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Size of the first core's data cache of that level as Linux tells it, else `otherwise`."""
-    for index in sorted(root.glob("cpu0/cache/index*")):
-        try:
-            if int((index / "level").read_text()) == level and (index / "type").read_text().strip() != "Instruction":
-                text = (index / "size").read_text().strip()
-                return int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
-    return otherwise
 
 
 def _gemm_gflops() -> float:

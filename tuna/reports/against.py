@@ -23,7 +23,7 @@ def read_against(connection: sa.Connection, session_id: int, other_id: int) -> t
         if best is None:
             continue
         interval = (ratio.low, ratio.high) if ratio and ratio.low is not None and ratio.high is not None else None
-        times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval)
+        times[layer.config_id] = OtherTime(best.solver, best.time_ms, interval, best.noisy)
     other = found.sessions[1]
     against = Against(other.session_id, other.library, other.library_version, other.reason, found.differences)
     return against, times

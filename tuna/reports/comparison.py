@@ -47,6 +47,7 @@ class Best:
     params: str
     time_ms: float
     times_ms: tuple[float, ...]  #: every repeat; empty for an imported result
+    noisy: bool = False  #: measured while the machine was busy
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def _bests(connection: sa.Connection, ids: Sequence[int], tag: str | None) -> di
             ranked.c.solver,
             FindDb.params,
             FindDb.time_ms,
+            FindDb.noisy,
             Trial.times_ms.label("all"),
         )
         .join(ranked, sa.and_(ranked.c.id == FindDb.id, ranked.c.place == 1))
@@ -182,7 +184,7 @@ def _bests(connection: sa.Connection, ids: Sequence[int], tag: str | None) -> di
     found: dict[int, dict[int, Best]] = defaultdict(dict)
     for row in connection.execute(query):
         repeats = tuple(float(time_ms) for time_ms in json.loads(row.all or "[]"))
-        found[row.config_id][row.session_id] = Best(row.solver, row.params, row.time_ms, repeats)
+        found[row.config_id][row.session_id] = Best(row.solver, row.params, row.time_ms, repeats, bool(row.noisy))
     return found
 
 

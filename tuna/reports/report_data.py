@@ -88,7 +88,7 @@ class OtherTime:
     solver: str
     time_ms: float
     gain_interval: tuple[float, float] | None = None  #: 95 % confidence interval of this time over the best time
-    noisy: bool = False
+    noisy: bool = False  #: measured while the machine was busy
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""What the kernel says of this machine's CPU."""
+"""What Linux says of this machine's CPU."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_SYS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,21 @@ def cpu_model(proc_root: Path = Path("/proc")) -> CpuModel:
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())
     return CpuModel(facts.get("model name", os.uname().machine), facts.get("flags", facts.get("Features", "")))
+
+
+def data_caches(folder: Path = _SYS_CACHES) -> dict[int, int]:
+    """Bytes of the first core's data caches by level, as Linux lists them in `folder`; empty where it does not."""
+    found: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = (int((index / "level").read_text()), *(_word(index / n) for n in ("type", "size")))
+        except (OSError, ValueError):
+            continue
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind != "Instruction" and match:
+            found[level] = int(match[1]) * _UNITS[match[2]]
+    return found
+
+
+def _word(path: Path) -> str:
+    return path.read_text().strip()

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tuna.configs import Config
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment, Solver
-from tuna.libraries.conditions import Condition, complete
+from tuna.libraries.conditions import LAYOUTS, Condition, complete
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.libraries.onednn import environment
 from tuna.libraries.onednn.solvers import SOLVERS
@@ -25,15 +25,7 @@ class OneDnnLibrary(OneStepLibrary):
     name = "onednn"
     kinds = ("convolution", "gemm")
     device_kind = Kind.CPU
-    conditions: Sequence[Condition] = (
-        *OneStepLibrary.conditions,
-        Condition(
-            "layouts",
-            ("layer", "native"),
-            "layer: input and answer lie as the layer says; native: as an implementation likes them, and changing their layout "
-            "is not part of the time. Weights are packed ahead in both.",
-        ),
-    )
+    conditions: Sequence[Condition] = (*OneStepLibrary.conditions, LAYOUTS)
     builder = "tuna.libraries.onednn.kernels:OneDnnBuilder"
     loader = "tuna.libraries.onednn.kernels:OneDnnLoader"
     suffix: ClassVar[str] = ".json"

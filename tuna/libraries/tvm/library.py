@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
-from tuna.libraries.conditions import Condition
+from tuna.libraries.conditions import LAYOUTS, Condition
 from tuna.libraries.tvm import environment
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import TABLE, applicable
@@ -32,11 +32,7 @@ class TvmLibrary(CandidateLibrary):
     exporters = (TvmDatabaseExporter(),)
     conditions = (
         *CandidateLibrary.conditions,
-        Condition(
-            "layouts",
-            ("layer", "native"),
-            "layer: tensors as the layer says, conversions are timed; native: input and answer in blocks of channels",
-        ),
+        LAYOUTS,
         Condition("winograd", ("yes", "no"), "no: direct sums only, whose rounding errors are smaller"),
     )
     builder = "tuna.libraries.tvm.compiler:TvmBuilder"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
+
+from tuna.sandbox.cpu_model import data_caches
 
 #: Used where /sys does not say (another system, a target that is not this machine): the smallest of today's server cores.
 _DEFAULT_L1_BYTES = 32 << 10
 _DEFAULT_L2_BYTES = 512 << 10
-_SYS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 #: Cycles from one multiply-add to the next that needs its sum, on all cores of the last years.
 _FMA_LATENCY = 4
 #: Cycles in which a core reads a line from L2 when it streams, and the bytes of one.
 _L2_LINE_CYCLES = 2.0
 _LINE_BYTES = 64
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 #: Where a multiply-add takes a broadcast operand from: memory (AVX-512), a lane of a register that holds several values (NEON), or
@@ -92,34 +90,14 @@ def _from_text(text: str) -> Machine:
     features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
     broadcast: Broadcast = "none"
     if {"neon", "sve"} & features:
-        vector_bytes, registers, broadcast = (
-            16,
-            32,
-            "lane",
-        )  # SVE's width is not known when compiling: its lower 128 bits are NEON
+        # SVE's width is not known when compiling: its lower 128 bits are NEON.
+        vector_bytes, registers, broadcast = 16, 32, "lane"
     elif "avx512f" in features:
         vector_bytes, registers, broadcast = 64, 32, "memory"
     elif "avx" in features:
         vector_bytes, registers = 32, 16
     else:
         vector_bytes, registers = 16, 16
-    l1_bytes, l2_bytes = caches()
+    found = data_caches()
+    l1_bytes, l2_bytes = found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
     return Machine(vector_bytes, registers, l1_bytes, l2_bytes, int(target.attrs.get("num-cores", 1)), broadcast)
-
-
-def caches(folder: Path = _SYS_CACHES) -> tuple[int, int]:
-    """Bytes of the first core's L1 data cache and L2, as Linux tells them below `folder`."""
-    found: dict[int, int] = {}
-    for index in sorted(folder.glob("index*")):
-        try:
-            level, kind, size = (int((index / "level").read_text()), *(_word(index / n) for n in ("type", "size")))
-        except (OSError, ValueError):
-            continue
-        match = re.fullmatch(r"(\d+)([KMG]?)", size)
-        if kind != "Instruction" and match:
-            found[level] = int(match[1]) * _UNITS[match[2]]
-    return found.get(1, _DEFAULT_L1_BYTES), found.get(2, _DEFAULT_L2_BYTES)
-
-
-def _word(path: Path) -> str:
-    return path.read_text().strip()
