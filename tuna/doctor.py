@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution, packages_distributions
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +16,11 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tuna import DISTRIBUTION, __version__
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError, StoreUnavailable, TunaError
-from tuna.libraries.registry import get_library, names
+from tuna.libraries.registry import GROUP, get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
 from tuna.sandbox.cores import compile_cpus, eval_cpus
@@ -53,6 +55,7 @@ def check(library: str | None = None) -> list[Finding]:
     """
     settings = get_settings()
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "installation": of_installation,
         "disk": lambda: of_disk(settings),
         "database": lambda: of_sql(open_database()),
         "redis": lambda: of_redis(settings),
@@ -70,6 +73,19 @@ def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]
     except (TunaError, redis.RedisError, DBAPIError) as error:
         hint = "start it, or correct its URL" if isinstance(error, ServiceError) else getattr(error, "hint", "")
         return [Finding(what, False, str(error).splitlines()[0], hint)]
+
+
+def of_installation() -> Iterator[Finding]:
+    """Which distributions bring a package `tuna`: on PyPI three other projects do, and the last one installed wins."""
+    others = sorted(name for name in set(packages_distributions().get("tuna", ())) if not _is_ours(name))
+    text = f"{DISTRIBUTION} {__version__}" + (f" beside {', '.join(others)}" if others else "")
+    hint = f"both write the package tuna; pip uninstall {' '.join(others)}, then install {DISTRIBUTION} again"
+    yield _judge("installation", bool(others), text, hint)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a distribution is Tuna, under this name or a former one."""
+    return bool(distribution(name).entry_points.select(group=GROUP))
 
 
 def of_disk(settings: Settings) -> Iterator[Finding]:

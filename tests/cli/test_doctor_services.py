@@ -212,3 +212,18 @@ def test_rabbitmq_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Transport.server_properties = {"product": "RabbitMQ", "version": "4.1.0"}
     (finding,) = doctor.of_broker(Settings(home=tmp_path, broker_url="amqp://u:p@h/v"))
     assert finding.ok
+
+
+def test_another_project_that_brings_a_package_of_this_name_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own,) = doctor.of_installation()
+    assert own.ok
+    about = tmp_path / "tuna-0.5.15.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tuna\nVersion: 0.5.15\n")
+    (about / "top_level.txt").write_text("tuna\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (finding,) = doctor.of_installation()
+    assert not finding.ok
+    assert "pip uninstall tuna, then install tuna-autotuner again" in finding.hint

@@ -159,7 +159,7 @@ def test_a_library_that_is_missing_or_unknown_is_a_sentence_with_the_command(mon
     monkeypatch.setattr(environment, "files", missing)
     with pytest.raises(LibraryMissing, match="oneDNN is not installed") as error:
         OneDnnLibrary().environment()
-    assert error.value.hint == "pip install 'tuna[onednn]'"
+    assert error.value.hint == "pip install 'tuna-autotuner[onednn]'"
     assert len(OneDnnLibrary().solvers()) == len(SOLVERS), "what solvers there are is known without it"
 
 

@@ -48,7 +48,7 @@ def test_tvm_that_is_not_installed_is_a_sentence_with_the_command(
     monkeypatch.setattr(environment, "version", version)
     with pytest.raises(LibraryMissing) as error:
         TvmLibrary().environment()
-    assert error.value.hint == "pip install 'tuna[tvm]'"
+    assert error.value.hint == "pip install 'tuna-autotuner[tvm]'"
 
 
 def test_a_tvm_ffi_that_crashes_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

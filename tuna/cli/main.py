@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tuna import __version__
 from tuna.errors import BadInput, TunaError
 
 #: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
@@ -70,7 +71,7 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show a traceback for every error.")
-@click.version_option(package_name="tuna", prog_name="tuna")
+@click.version_option(__version__, prog_name="tuna")
 def tuna(debug: bool) -> None:
     """Find the fastest kernel for every layer on your devices, and ship the answer as databases.
 

@@ -35,8 +35,8 @@ FORMS = ("find", "perf", "kernel", "tvm")
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
 
-    Where oneDNN is installed (`pip install 'tuna[onednn]'`) its times stand beside. A second start resumes; nothing is measured
-    twice.
+    Where oneDNN is installed (`pip install 'tuna-autotuner[onednn]'`) its times stand beside. A second start resumes;
+    nothing is measured twice.
     """
     output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
     session_id = _prepared("tvm", {"candidates": candidates})

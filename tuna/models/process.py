@@ -9,6 +9,7 @@ from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sentences import install_extra
 
 #: Reading and planning a model, and compiling it, of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
@@ -20,7 +21,7 @@ class ModelProcess:
     def __init__(self, target: str) -> None:
         """`target` is the JSON of a TVM target; the child uses as many threads as that has cores."""
         if importlib.util.find_spec("onnx") is None:
-            raise LibraryMissing("ONNX models need the package onnx.", hint="pip install 'tuna[tvm,onnx]'")
+            raise LibraryMissing("ONNX models need the package onnx.", hint=install_extra("tvm", "onnx"))
         threads = str(json.loads(target).get("num-cores", 1))
         names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         variables = dict.fromkeys(names, threads) | {"TVM_BIND_THREADS": "0"}

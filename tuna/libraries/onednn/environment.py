@@ -13,11 +13,12 @@ from tuna.libraries.base import Environment
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+from tuna.sentences import install_extra
 
 #: The wheel that holds the library. Intel's own of later years need 600 MB of runtimes.
 WHEEL = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
-_HINT = "pip install 'tuna[onednn]'"
+_HINT = install_extra("onednn")
 _TIMEOUT_S = 180.0
 _MEMORY_BYTES = 4 << 30
 

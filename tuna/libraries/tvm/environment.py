@@ -13,11 +13,12 @@ from tuna.libraries.base import Environment
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
+from tuna.sentences import install_extra
 from tuna.settings import get_settings
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is the likely cause).
 GOOD_FFI = "0.1.14.post1"
-_HINT = "pip install 'tuna[tvm]'"
+_HINT = install_extra("tvm")
 _HOST_TIMEOUT_S = 120.0
 
 
