@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -43,12 +44,16 @@ class InProcess:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.limits_s: set[float] = set()
+        self.shown: set[tuple[str, str]] = set()
 
     def producer_or_acquire(self) -> Any:
         return contextlib.nullcontext()
 
-    def send_task(self, _name: str, kwargs: dict[str, str], *, time_limit: float, **_: Any) -> None:
+    def send_task(
+        self, _name: str, kwargs: dict[str, str], *, time_limit: float, shadow: str, kwargsrepr: str, **_: Any
+    ) -> None:
         self.limits_s.add(time_limit)
+        self.shown.add((shadow, kwargsrepr))
         assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), LIBRARY) == "finished"
 
 
@@ -186,6 +191,15 @@ def test_while_the_artifact_store_is_away_an_coordinator_waits(
     assert not aways
     assert {count for *_, count in accepted(engine)} == {1}
     assert len(accepted(engine)) == 800
+
+
+def test_celerys_events_name_library_step_session_solver_and_layer(make: Callable[[], Coordinator]) -> None:
+    """U18: Flower shows the name and the arguments that a task was sent with."""
+    coordinator = make()
+    coordinator.publish()
+    name, arguments = sorted(coordinator._celery.shown)[0]  # type: ignore[attr-defined]
+    assert name == "noop build of session 1"
+    assert re.fullmatch(r"Noop\d on (conv|gemm) .+ and \d+ more", arguments), arguments
 
 
 def test_celerys_limit_is_that_of_the_items(make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch) -> None:

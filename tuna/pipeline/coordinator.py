@@ -38,7 +38,7 @@ from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Chunk, task_message
+from tuna.pipeline.messages import Chunk, summary, task_message
 from tuna.pipeline.release import release
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.runner import DEVICE_WAIT_S
@@ -216,6 +216,10 @@ class Coordinator:
         self._celery.send_task(
             "tuna.run_chunk",
             kwargs=task_message(message),
+            # What Celery's events say of the task, and Flower shows.
+            shadow=f"{message.library} {message.step} of session {self._work.session_id}",
+            argsrepr="()",
+            kwargsrepr=summary(message),
             queue=queue,
             producer=producer,
             time_limit=math.ceil(limit_s + DEVICE_WAIT_S) + 30,

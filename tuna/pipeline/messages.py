@@ -54,6 +54,12 @@ class Report(_Message):
     reason: str = ""  #: why a chunk was returned
 
 
+def summary(chunk: Chunk) -> str:
+    """A chunk's first item in words, and how many more there are."""
+    first, more = chunk.items[0], len(chunk.items) - 1
+    return f"{first.solver} on {first.layer.label}" + (f" and {more} more" if more else "")
+
+
 def task_message(chunk: Chunk) -> dict[str, Any]:
     """The chunk as Celery's JSON serialiser takes it; items as text, so that they are encoded once."""
     return {"chunk": chunk.model_dump_json(exclude_defaults=True)}

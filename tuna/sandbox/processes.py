@@ -23,6 +23,7 @@ from typing import Any
 import tuna
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.python import module_command
 
 _CHILD = str(Path(__file__).with_name("child.py"))
 #: Size of the tail of a child's output that is kept.
@@ -357,8 +358,9 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     limits = {"parent": os.getpid(), "memory_bytes": memory_bytes, "cpus": list(cpus or ())}
     # A program needs nothing but the child's own file, whose start is then twice as fast; a module needs its packages.
-    child = ["-I", "-S", _CHILD] if command[0] == "exec" else ["-m", "tuna.sandbox.child"]
-    argv = [sys.executable, *child, json.dumps(limits), *command]
+    program = command[0] == "exec"
+    child = [sys.executable, "-I", "-S", _CHILD] if program else module_command("tuna.sandbox.child")
+    argv = [*child, json.dumps(limits), *command]
     return subprocess.Popen(
         argv,
         stdin=stdin,

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,12 @@ from pathlib import Path
 from typing import IO
 
 from tuna.errors import ServiceError
+from tuna.sandbox.python import module_command
 from tuna.settings import get_settings
 from tuna.workers.lifetime import WITH_PARENT
 
+#: Where Celery finds the app.
+APP = "tuna.celery_app"
 #: Seconds beyond the bound of its warm shutdown in which a worker returns unfinished chunks.
 _MARGIN_S = 5.0
 
@@ -100,15 +102,16 @@ def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subproce
 
 
 def worker_command(spec: WorkerSpec) -> list[str]:
-    """The command line of a worker, as a person would type it."""
+    """The command line of a worker: what a person would type, in any working directory."""
     name = f"{spec.title}-{os.getpid()}@%h"
     settings = get_settings()
     quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is not JSON
-    return [
-        sys.executable, "-m", "celery", "-A", "tuna.celery_app", *quiet, "worker",
+    return module_command(
+        "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
         "--without-gossip", "--without-mingle", "--loglevel", settings.log_level,
-    ]  # fmt: skip
+        after=APP,  # Celery looks for the app in the working directory first
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from celery import Celery, signals
 
 from tuna import celery_internals, logs
-from tuna.errors import TunaError
+from tuna.errors import BadInput, TunaError
 from tuna.membership import compatibility
 from tuna.membership.control import ControlListener
 from tuna.pipeline.connection import connect, ensure_services
@@ -26,6 +26,8 @@ from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
 
+#: Queues that a worker replaces by those that its machine can serve.
+ROLES = ("compile", "eval")
 _T = TypeVar("_T")
 
 
@@ -81,7 +83,11 @@ class Worker:
 
     def _choose_queues(self) -> None:
         for name in celery_internals.consumed_queues(self._app):
-            if name not in ("compile", "eval"):
+            if name not in ROLES:
+                if name.partition(".")[0] not in ROLES:
+                    raise BadInput(
+                        f"A worker takes from compile or eval, not from {name!r}.", hint="add: -Q compile, or -Q eval"
+                    )
                 continue
             served: Mapping[str, str | Unavailable]
             if session := os.environ.get(SESSION):

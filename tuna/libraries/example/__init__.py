@@ -1,4 +1,4 @@
-"""Example library, a template for plug-ins: it times one program (`rocminfo`, or what TUNA_EXAMPLE_PROGRAM names)."""
+"""Example library, a template for plug-ins: it times one program (ROCm's `rocminfo`, or what TUNA_EXAMPLE_PROGRAM names)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.options import JobOptions
 from tuna.sandbox.processes import child_env, run
+from tuna.settings import get_settings
 from tuna.vocabulary import Cause, Resource
 
 _LIMIT_S = 60.0
+_MISSING = (
+    "The program to time is not on this machine: install ROCm, set TUNA_ROCM_PATH to it, or name another program with "
+    "TUNA_EXAMPLE_PROGRAM."
+)
 
 
 class ExampleOptions(JobOptions):
@@ -53,13 +58,20 @@ class ExampleLibrary(Library):
         for item in items:
             yield self._execute(item, context)
 
+    @staticmethod
+    def _program() -> str | None:
+        """TUNA_EXAMPLE_PROGRAM, else the rocminfo of TUNA_ROCM_PATH, else that of PATH."""
+        if given := os.environ.get("TUNA_EXAMPLE_PROGRAM"):
+            return shutil.which(given)
+        return shutil.which(get_settings().rocm_path / "bin" / "rocminfo") or shutil.which("rocminfo")
+
     def _execute(self, item: WorkItem, context: RunContext) -> StepResult:
-        name = os.environ.get("TUNA_EXAMPLE_PROGRAM", "rocminfo")
-        program = shutil.which(name)
+        program = self._program()
         started_at = time.time()
         cause: Cause | None
         if program is None:
-            cause, output, seconds = Cause.INFRA, f"The program {name} is not installed.", 0.0
+            # Not a fault of the machine, where another attempt might help.
+            cause, output, seconds = Cause.NOT_APPLICABLE, _MISSING, 0.0
         else:
             done = run(
                 [program],
