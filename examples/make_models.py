@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes ONNX models with random weights: ResNet-18, ResNet-50 and one in the shape of MobileNetV2.
+"""Writes ONNX models with random weights: ResNet-18, ResNet-50, one in the shape of MobileNetV2, a block of BERT-base.
 
     python examples/make_models.py resnet18 -o resnet18.onnx
     python examples/make_models.py mobilenetv2 --size 96 -o small.onnx
@@ -11,6 +11,7 @@ normalisation included; the answers mean nothing, but they are neither zero nor 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,26 @@ class Network:
             "Gemm", flat, self.constant(weights), self.constant(self._random.normal(0.0, 0.1, classes)), transB=1
         )
 
-    def model(self, output: str, batch: int, size: int, classes: int) -> onnx.ModelProto:
-        """The finished model, of images `x` with three channels and `size` rows and columns."""
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, size, size])
-        y = helper.make_tensor_value_info(output, TensorProto.FLOAT, [batch, classes])
+    def dense(self, x: str, ins: int, outs: int) -> str:
+        """A product of rows with a constant matrix, and a bias."""
+        y = self.add("MatMul", x, self.constant(self._random.normal(0.0, ins**-0.5, (ins, outs))))
+        return self.add("Add", self.constant(self._random.normal(0.0, 0.1, outs)), y)
+
+    def norm(self, x: str, size: int) -> str:
+        """Layer normalisation of rows."""
+        scale, shift = (self._random.normal(centre, 0.1, size) for centre in (1.0, 0.0))
+        return self.add("LayerNormalization", x, self.constant(scale), self.constant(shift), axis=-1, epsilon=1e-12)
+
+    def integers(self, values: Sequence[int]) -> str:
+        """Whole numbers, such as a shape."""
+        name = f"w{len(self._weights)}"
+        self._weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def model(self, output: str, given: Sequence[int], answer: Sequence[int]) -> onnx.ModelProto:
+        """The finished model with one input `x`, and the shapes of both."""
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, given)
+        y = helper.make_tensor_value_info(output, TensorProto.FLOAT, answer)
         graph = helper.make_graph(self._nodes, "model", [x], [y], self._weights)
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
         onnx.checker.check_model(made)
@@ -123,6 +140,32 @@ def mobilenetv2(network: Network, classes: int) -> str:
     return network.classifier(x, 1280, classes)
 
 
+def bert(network: Network, batch: int, length: int, hidden: int = 768, heads: int = 12) -> str:
+    """One encoder block of BERT (Devlin et al. 2018), as PyTorch exports it: attention and a network of two products, each
+    with a residual and a layer normalisation after it. The input is what the block before it wrote."""
+    size = hidden // heads
+    split, merged = network.integers([batch, length, heads, size]), network.integers([batch, length, hidden])
+
+    def head(perm: Sequence[int]) -> str:
+        parts = network.add("Reshape", network.dense("x", hidden, hidden), split)
+        return network.add("Transpose", parts, perm=perm)
+
+    query, key, value = head([0, 2, 1, 3]), head([0, 2, 3, 1]), head([0, 2, 1, 3])
+    scores = network.add("Div", network.add("MatMul", query, key), network.constant(np.array(size**0.5)))
+    mixed = network.add("MatMul", network.add("Softmax", scores, axis=-1), value)
+    joined = network.add("Reshape", network.add("Transpose", mixed, perm=[0, 2, 1, 3]), merged)
+    x = network.norm(network.add("Add", network.dense(joined, hidden, hidden), "x"), hidden)
+    y = network.dense(_gelu(network, network.dense(x, hidden, 4 * hidden)), 4 * hidden, hidden)
+    return network.norm(network.add("Add", y, x), hidden)
+
+
+def _gelu(network: Network, x: str) -> str:
+    """As exporters write it for operator sets that do not have it."""
+    erf = network.add("Erf", network.add("Div", x, network.constant(np.array(2.0**0.5))))
+    y = network.add("Mul", x, network.add("Add", erf, network.constant(np.array(1.0))))
+    return network.add("Mul", y, network.constant(np.array(0.5)))
+
+
 def _stem(network: Network) -> str:
     x = network.add("Relu", network.conv("x", (3, 64), 7, 2))
     return network.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -132,13 +175,20 @@ def _relu6(network: Network, x: str) -> str:
     return network.add("Clip", x, network.constant(np.array(0.0)), network.constant(np.array(6.0)))
 
 
-MODELS = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2}
+IMAGES = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2}
+MODELS = (*IMAGES, "bert")
+#: Rows and columns of an image, and tokens of a text.
+_SIZE, _LENGTH, _HIDDEN = 224, 128, 768
 
 
-def make(name: str, *, batch: int = 1, size: int = 224, classes: int = 1000, seed: int = 0) -> onnx.ModelProto:
-    """The model called `name`, the same for the same seed."""
+def make(name: str, *, batch: int = 1, size: int | None = None, classes: int = 1000, seed: int = 0) -> onnx.ModelProto:
+    """The model called `name`, the same for the same seed; `size` is the rows and columns of an image, or tokens of a text."""
     network = Network(seed)
-    return network.model(MODELS[name](network, classes), batch, size, classes)
+    if name == "bert":
+        shape = (batch, size or _LENGTH, _HIDDEN)
+        return network.model(bert(network, *shape), shape, shape)
+    size = size or _SIZE
+    return network.model(IMAGES[name](network, classes), (batch, 3, size, size), (batch, classes))
 
 
 def main() -> None:
@@ -146,8 +196,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write an ONNX model with random weights.")
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--batch", type=int, default=1, help="images at once")
-    parser.add_argument("--size", type=int, default=224, help="rows and columns of an image")
+    parser.add_argument("--batch", type=int, default=1, help="images or texts at once")
+    parser.add_argument("--size", type=int, help="rows and columns of an image (224), or tokens of a text (128)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     given = parser.parse_args()
     onnx.save(make(given.model, batch=given.batch, size=given.size, seed=given.seed), given.output)

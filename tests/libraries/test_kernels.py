@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuna.configs import ConvConfig, GemmConfig, from_json
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json
+from tuna.configs.task import ACTIVATIONS
 from tuna.libraries import reference
 
 if find_spec("tvm") is None:
@@ -26,11 +27,11 @@ if find_spec("tvm") is None:
 import tvm
 from tvm.target import codegen
 
-from tuna.libraries.tvm.kernels import direct, gemm, machine, shape, winograd
+from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels import direct, shape, winograd
 from tuna.libraries.tvm.kernels.arrays import block_input, channels_first, unblock_output
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
 
 #: Direct sums in fp32 of a few hundred terms, over the largest magnitude of the answer.
 ROUNDING = 5e-6
@@ -169,57 +170,42 @@ def run(module: Any, target: Any, arguments: list[Any]) -> Any:
     return tensors[-1].numpy()
 
 
-def finished(layer: Layer, expected: Any) -> tuple[list[Any], Any]:
-    """The epilogue's arguments as the kernel takes them, and the right answer with it."""
-    generator, sizes, wanted = np.random.default_rng(1), layer.shape, layer.epilogue
-    last, native, given = sizes.out_layout.endswith("C"), layer.mode is Mode.NATIVE, []
-    if wanted.bias:
-        bias = generator.uniform(-1, 1, sizes.out_channels).astype(np.float32)
-        expected = expected + (bias if last else bias[:, None, None])
-        filled = np.zeros(sizes.out_blocks * sizes.block, np.float32)
-        filled[: sizes.out_channels] = bias
-        given.append(filled.reshape(sizes.out_blocks, sizes.block) if native else bias)
-    if wanted.residual:
-        residual = generator.uniform(-1, 1, expected.shape).astype(np.float32)
-        expected = expected + residual
-        given.append(blocked(residual, sizes) if native else residual)
-    return given, np.maximum(expected, 0) if wanted.relu else expected
-
-
-def blocked(answer: Any, sizes: shape.ConvShape) -> Any:
-    """An array like the answer, in blocks of channels."""
-    plain = channels_first(answer, sizes.out_layout)
-    batch, blocks, height, width, size = sizes.native_output()
-    filled = np.zeros((batch, blocks * size, height, width), np.float32)
-    filled[:, : sizes.out_channels] = plain
-    return np.ascontiguousarray(filled.reshape(batch, blocks, size, height, width).transpose(0, 1, 3, 4, 2))
+#: In any order that a task may have.
+ADDED = ((), ("bias",), ("residual",), ("bias", "residual"))
+EPILOGUES = st.one_of(
+    st.tuples(st.sampled_from(ADDED), st.sampled_from(((), *((name,) for name in ACTIVATIONS)))).map(
+        lambda p: p[0] + p[1]
+    ),
+    st.sampled_from([("bias", "silu", "residual"), ("gelu", "to_fp16"), ("residual", "to_fp16"), ("bias", "to_bf16")]),
+)
 
 
 @TUNED
-@given(data=st.data(), config=convolutions())
-def test_a_convolution_answers_as_the_reference(data: st.DataObject, config: ConvConfig) -> None:
+@given(data=st.data(), config=convolutions(), epilogue=EPILOGUES)
+def test_a_convolution_answers_as_the_reference(
+    data: st.DataObject, config: ConvConfig, epilogue: tuple[str, ...]
+) -> None:
     target = data.draw(st.sampled_from(runnable()), label="target")
     mode = data.draw(st.sampled_from(Mode), label="mode")
-    epilogue = Epilogue(*data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()), label="epilogue"))
-    layer = layer_of(config, mode, target, epilogue)
+    layer = layer_of(config, mode, target)
     assert layer is not None
-    families = [family for family in FAMILIES.values() if family.applies(layer.shape, mode)]
-    if not families:
-        return
-    family = data.draw(st.sampled_from(families), label="family")
-    index = data.draw(st.integers(0, len(family.space(layer)) - 1), label="point")
-    problem = reference.make(config)
-    x, w = problem.inputs
-    weights = family.pack_weights(layer.shape, channels_first(w, config.fil_layout))
-    native = mode is Mode.NATIVE
-    given, expected = finished(layer, problem.expected)
-    blank = np.full(layer.shape.native_output(), np.nan, np.float32) if native else problem.blank()
-    arguments = [block_input(layer.shape, x) if native else x, weights, *given, blank]
-    found = run(family.candidate(layer, index).mod, target, arguments)
-    answer = unblock_output(layer.shape, found) if native else found
-    limit = winograd.ERROR_BOUND[int(family.name[-1])] if family.name.startswith("winograd") else ROUNDING
-    scale = np.abs(problem.expected).max() + 1  # what the epilogue adds is at most 1 each
-    assert np.abs(answer - expected).max() <= limit * scale
+    families = [family.name for family in FAMILIES.values() if family.applies(layer.shape, mode)]
+    if families:
+        name = data.draw(st.sampled_from(families), label="family")
+        answers_as_the_reference(data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), name, target)
+
+
+def answers_as_the_reference(data: st.DataObject, task: TaskConfig, family: str, target: Any) -> None:
+    problem, expected = problems.with_family(task, family, Mode(task.layouts), target), reference.make(task)
+    assert problem is not None
+    index = data.draw(st.integers(0, problem.count(1000) - 1), label="point")
+    arguments = [*problem.inputs(*expected.inputs), problem.output(expected.blank())]
+    answer = problem.answer(run(problem.candidate(index).mod, target, arguments)).astype(np.float64)
+    limit = winograd.ERROR_BOUND[int(family[-1])] if family.startswith("winograd") else ROUNDING
+    if expected.answer_type != "float32":
+        limit = expected.tolerance
+    # A sum of 1400 products may be small itself, and ReLU leaves only that of a small layer.
+    assert np.abs(answer - expected.expected).max() <= limit * (np.abs(expected.expected).max() + 1)
 
 
 @pytest.mark.parametrize(("name", "sign"), [("direct", "order"), ("winograd2", "buffer_dim_align")])
@@ -253,8 +239,8 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
 
 
 @TUNED
-@given(data=st.data())
-def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
+@given(data=st.data(), epilogue=EPILOGUES)
+def test_a_product_answers_as_the_reference(data: st.DataObject, epilogue: tuple[str, ...]) -> None:
     size = st.integers(1, 70)
     config = GemmConfig(
         m=data.draw(size, label="m"),
@@ -265,11 +251,5 @@ def test_a_product_answers_as_the_reference(data: st.DataObject) -> None:
         trans_b=data.draw(st.booleans(), label="trans_b"),
     )
     target = data.draw(st.sampled_from(runnable()), label="target")
-    product = gemm.Product(config, data.draw(st.sampled_from(Mode), label="mode"), machine.from_target(target))
-    index = data.draw(st.integers(0, len(GEMM.space(product)) - 1), label="point")
-    problem = reference.make(config)
-    a, b = problem.inputs
-    packed = GEMM.pack_weights(product, b) if product.mode is Mode.NATIVE else b
-    found = run(GEMM.candidate(product, index).mod, target, [a, packed, problem.blank()])
-    scale = np.abs(problem.expected).max() + 1  # a sum of 1400 products may be small itself
-    assert np.abs(found - problem.expected).max() <= ROUNDING * scale
+    mode = data.draw(st.sampled_from(Mode), label="mode")
+    answers_as_the_reference(data, TaskConfig(core=config, layouts=mode, epilogue=epilogue), GEMM.name, target)

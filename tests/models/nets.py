@@ -51,6 +51,12 @@ class Net:
     def relu6(self, x: str) -> str:
         return self.add("Clip", x, self.constant(0.0), self.constant(6.0))
 
+    def gelu(self, x: str) -> str:
+        """As exporters write it for operator sets that do not have it."""
+        erf = self.add("Erf", self.add("Div", x, self.constant(2.0**0.5)))
+        y = self.add("Mul", x, self.add("Add", erf, self.constant(1.0)))
+        return self.add("Mul", y, self.constant(0.5))
+
     def model(self, *outputs: str, check: bool = True) -> Any:
         """The finished model; `outputs` are of any shape."""
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
@@ -147,7 +153,50 @@ def old() -> Any:
     return net.model(net.relu6(net.conv(x, 8, 16, 3)))
 
 
+def activated() -> Any:
+    """Activations as exporters write them: Sigmoid, SiLU before a residual, both forms of GELU, in convolutions and products."""
+    net = Net((1, 8, 6, 6))
+    x = net.add("Sigmoid", net.conv("x", 8, 8, 3))
+    y = net.conv(x, 8, 8, 1)
+    x = net.add("Add", net.add("Mul", net.add("Sigmoid", y), y), x)
+    x = net.gelu(net.conv(x, 8, 16, 3, norm=False))
+    y = net.conv(x, 16, 16, 1, norm=False)
+    cubic = net.add("Add", y, net.add("Mul", net.add("Pow", y, net.constant(3.0)), net.constant(0.044715)))
+    tanh = net.add("Tanh", net.add("Mul", net.constant([0.7978846]), cubic))
+    x = net.add("Mul", net.add("Mul", net.constant(0.5), y), net.add("Add", tanh, net.constant(1.0)))
+    flat = net.add("Flatten", x)
+    x = net.add("Tanh", net.add("MatMul", flat, net.constant(net.random.normal(0, 0.1, (576, 12)))))
+    x = net.add("Gemm", x, *map(net.constant, (net.random.normal(0, 0.3, (12, 9)), net.random.normal(0, 1, 9))))
+    return net.model(net.add("Cast", net.gelu(x), to=TensorProto.FLOAT16))
+
+
+def attention() -> Any:
+    """A block of a transformer: four tokens, two heads, an uneven number of values."""
+    tokens, heads, size = 4, 2, 5
+    hidden = heads * size
+    net = Net((3, tokens, hidden))
+
+    def dense(x: str, ins: int, outs: int) -> str:
+        y = net.add("MatMul", x, net.constant(net.random.normal(0, ins**-0.5, (ins, outs))))
+        return net.add("Add", net.constant(net.random.normal(0, 0.1, outs)), y)
+
+    def head(perm: list[int]) -> str:
+        split = net.add("Reshape", dense("x", hidden, hidden), net.whole([3, tokens, heads, size]))
+        return net.add("Transpose", split, perm=perm)
+
+    scores = net.add("MatMul", head([0, 2, 1, 3]), head([0, 2, 3, 1]))
+    scores = net.add("Softmax", net.add("Div", scores, net.constant(size**0.5)), axis=-1)
+    mixed = net.add("Transpose", net.add("MatMul", scores, head([0, 2, 1, 3])), perm=[0, 2, 1, 3])
+    x = dense(net.add("Reshape", mixed, net.whole([3, tokens, hidden])), hidden, hidden)
+    x = net.add(
+        "LayerNormalization", net.add("Add", x, "x"), *map(net.constant, net.random.normal(1, 0.2, (2, hidden)))
+    )
+    return net.model(net.add("Add", dense(net.gelu(dense(x, hidden, 14)), 14, hidden), x))
+
+
 NETS = {
+    "activated": activated,
+    "attention": attention,
     "old": old,
     "dense": dense,
     "computed_shape": computed_shape,

@@ -35,7 +35,7 @@ def planned(model: Any, kernels: Kernels | None = None) -> build.Planned:
 def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Path) -> None:
     model, path = NETS[name](), tmp_path / "net.so"
     build.compile_to(planned(model), tvm.target.Target(TARGET), path)
-    assert timing.error_of(model, path, seed=3) < 1e-5
+    assert timing.error_of(model, path, seed=3) < (1e-3 if name == "activated" else 1e-5)  # its answer is in fp16
 
 
 def epilogues(found: build.Planned) -> list[tuple[str, ...]]:
@@ -47,7 +47,7 @@ def test_a_residual_network_stays_in_blocks_from_its_input_to_its_classifier() -
     found = planned(nets.residual())
     assert sorted(epilogues(found)) == sorted([("bias", "relu")] * 3 + [("bias", "residual", "relu")] * 2 + [("bias",)])
     others = {task.name: count for task, count in found.tasks() if task.core is None}
-    assert set(others) == {"max_pool", "global_average", "reshape", "add"}
+    assert set(others) == {"max_pool", "global_average", "reshape"}
 
 
 def test_relu6_becomes_part_of_the_convolution_though_onnx_has_it_as_a_clip() -> None:
@@ -65,6 +65,37 @@ def test_operators_on_single_values_and_gates_for_channels_work_on_blocks(net: A
 
 def test_a_sum_that_others_read_too_is_written_before_its_relu() -> None:
     assert epilogues(planned(nets.shared())) == [("bias",), ("bias", "residual"), ("bias", "residual")]
+
+
+def test_activations_in_any_form_and_casts_become_part_of_a_core() -> None:
+    tasks = [task for task, _ in planned(nets.activated()).tasks() if task.core is not None]
+    assert [task.epilogue for task in tasks] == [
+        ("bias", "sigmoid"),
+        ("bias", "silu", "residual"),
+        ("gelu",),
+        ("gelu_tanh",),
+        ("tanh",),
+        ("bias", "gelu", "to_fp16"),
+    ]
+
+
+def test_an_activation_whose_parts_are_read_elsewhere_stays_an_operator() -> None:
+    net = Net((1, 8, 6, 6))
+    y = net.conv("x", 8, 8, 1)
+    gate = net.add("Sigmoid", y)
+    assert epilogues(planned(net.model(net.add("Mul", gate, y), gate))) == [("bias",)]
+
+
+def test_attention_is_products_with_tasks_of_their_own() -> None:
+    tasks = {task.label: count for task, count in planned(nets.attention()).tasks() if task.core is not None}
+    assert tasks == {
+        "gemm 12x10x10 NN fp32 +bias native": 3,
+        "gemm b6 4x4x5 NT fp32 layer": 1,
+        "gemm b6 4x5x4 NN fp32 layer": 1,
+        "gemm 12x10x10 NN fp32 +bias+residual native": 1,
+        "gemm 12x14x10 NN fp32 +bias+gelu native": 1,
+        "gemm 12x10x14 NN fp32 +bias+residual native": 1,
+    }
 
 
 def test_functions_without_a_core_are_tasks_by_their_text() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ class TestTask(KindContract):
         TaskConfig(core=CONV, layouts="layer", epilogue=("bias", "relu6")),
         TaskConfig(core=CONV, layouts="native"),
         TaskConfig(core=GemmConfig(2, 3, 4), layouts="native"),
+        TaskConfig(core=GemmConfig(2, 3, 4, batch_count=2), layouts="layer", epilogue=("gelu", "residual", "to_fp16")),
     )
     keys = ()
 
@@ -41,7 +44,10 @@ def test_a_task_without_a_core_is_its_text() -> None:
         {"core": CONV},
         {"core": CONV, "layouts": "native", "epilogue": ("relu", "bias")},
         {"core": CONV, "layouts": "native", "epilogue": ("relu", "relu6")},
-        {"core": CONV, "layouts": "native", "epilogue": ("tanh",)},
+        {"core": CONV, "layouts": "native", "epilogue": ("sinh",)},
+        {"core": CONV, "layouts": "native", "epilogue": ("residual", "bias")},
+        {"core": CONV, "layouts": "native", "epilogue": ("to_fp16", "relu")},
+        {"core": CONV, "layouts": "native", "epilogue": ("residual", "relu", "residual")},
         {"core": CONV, "layouts": "native", "name": "conv"},
         {"name": "add", "body": "0" * 64, "layouts": "native"},
     ],
@@ -66,6 +72,24 @@ def test_the_reference_applies_the_epilogue_after_the_core() -> None:
     sums = plain.expected + bias.astype(np.float64)[None, :, None, None] + residual
     assert np.array_equal(task.expected, np.maximum(sums, 0.0))
     assert (sums < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("sigmoid", lambda x: 1 / (1 + math.exp(-x))),
+        ("silu", lambda x: x / (1 + math.exp(-x))),
+        ("gelu", lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2),
+        ("gelu_tanh", lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2),
+    ],
+)
+def test_the_reference_of_an_activation_is_its_definition(name: str, right: Callable[[float], float]) -> None:
+    core = GemmConfig(2, 3, 4)
+    plain = reference.make(TaskConfig(core=core, layouts="native", epilogue=("bias", "tanh")), 5)
+    task = reference.make(TaskConfig(core=core, layouts="native", epilogue=("bias", name)), 5)
+    a, b, bias = (array.astype(np.float64) for array in task.inputs)
+    assert np.allclose(task.expected, np.vectorize(right)(a @ b + bias), rtol=1e-12)
+    assert np.abs(plain.expected).max() < 1
 
 
 def test_the_reference_of_relu6_cuts_some_of_its_values_and_not_all() -> None:

@@ -14,8 +14,14 @@ from tuna.errors import BadInput
 
 #: Layouts of the tensors of a task with a core: in blocks of channels of the target's vector, or as the core says.
 LAYOUTS = ("native", "layer")
-#: What is done to a sum before it is written, in this order: a value for each channel, a tensor like the answer, one of the limits.
-BIAS, RESIDUAL, RELU, RELU6 = EPILOGUE = ("bias", "residual", "relu", "relu6")
+#: What is done to a sum before it is written: a value for each channel (of a product: for each column) and a tensor like the answer
+#: are added, a function is applied to each value, the answer is written in another type.
+BIAS, RESIDUAL = "bias", "residual"
+RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH = ACTIVATIONS = (
+    *("relu", "relu6", "sigmoid", "tanh", "silu"),
+    *("gelu", "gelu_tanh"),  #: with erf, and the approximation with tanh
+)
+CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the type
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,11 @@ class TaskConfig(Config):
             return
         if self.layouts not in LAYOUTS:
             raise BadInput(f"layouts must be {' or '.join(LAYOUTS)}, got {shown(self.layouts)}")
-        known = [part for part in EPILOGUE if part in self.epilogue]
-        if list(self.epilogue) != known or {RELU, RELU6} <= set(known):
-            raise BadInput(f"an epilogue has some of {', '.join(EPILOGUE)}, in this order, got {shown(self.epilogue)}")
+        if not _is_epilogue(self.epilogue):
+            raise BadInput(
+                f"an epilogue is {BIAS}, then {RESIDUAL} and one of {', '.join(ACTIVATIONS)} in either order, then "
+                f"{' or '.join(CASTS)}, each if it is there; got {shown(self.epilogue)}"
+            )
         if self.name or self.body or self.structure:
             raise BadInput("a task with a core has no name, body or structure")
 
@@ -80,6 +88,16 @@ class TaskConfig(Config):
     def flops(self) -> int:
         """Operations of the core; 0 where there is none, for they are not counted."""
         return self.core.flops if self.core is not None else 0
+
+
+def _is_epilogue(parts: tuple[str, ...]) -> bool:
+    left = list(parts)
+    if left[:1] == [BIAS]:
+        del left[0]
+    if left and left[-1] in CASTS:
+        del left[-1]
+    functions = [part for part in left if part in ACTIVATIONS]
+    return len(functions) <= 1 and left.count(RESIDUAL) == len(left) - len(functions) <= 1
 
 
 KIND = ConfigKind(TaskConfig, reference="tuna.libraries.task_reference:problem")

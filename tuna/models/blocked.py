@@ -47,9 +47,9 @@ def to_blocks(shape: tuple[int, ...], block: int) -> Any:
     return _function([x, y], _OUT)
 
 
-def from_blocks(shape: tuple[int, ...], block: int) -> Any:
-    """From blocks back to N, C, H, W, its `shape`."""
-    x = te.placeholder(blocked_extents(shape, block), name="X", dtype="float32")
+def from_blocks(shape: tuple[int, ...], block: int, kind: str = "float32") -> Any:
+    """From blocks back to N, C, H, W, its `shape`, of values of type `kind`."""
+    x = te.placeholder(blocked_extents(shape, block), name="X", dtype=kind)
     y = te.compute(shape, lambda n, c, h, w: x[n, tirx.floordiv(c, block), h, w, tirx.floormod(c, block)], name=_OUT)
     return _function([x, y], "")
 

@@ -13,9 +13,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tuna.configs import ConvConfig
+from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import TaskConfig
 from tuna.libraries.tvm.kernels import arrays
+from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.shape import ConvShape
 from tuna.models import blocked
 from tuna.models.graph import Graph, Node, constant_of, extents, substitute
@@ -27,6 +28,9 @@ _ELEMENTWISE = {
     *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs", "exp", "sigmoid", "tanh"),
     *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
 }
+
+#: Operators that change a tensor's shape and not the order of its values.
+_RESHAPES = {"reshape", "expand_dims", "squeeze", "flatten"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Emitter:
         self._plain: dict[Any, Any] = {}
         self._blocks: dict[Any, Any] = {}
         self._functions: dict[Any, Any] = {}
+        self._reshaped: dict[Any, Any] = {}  #: what a variable was before it got another shape
         self._last = {group.answer: group for group in groups}
         self._inside = {node.var for group in groups for node in group.nodes}
         self._builder = relax.BlockBuilder()
@@ -70,8 +75,11 @@ class Emitter:
         if var not in self._plain:
             shape = extents(var)
             assert shape is not None
-            function = self._add(("unblock", shape), lambda: blocked.from_blocks(shape, self._block), "from_blocks")
-            self._plain[var] = self._call(function, [self._blocks[var]], shape)
+            kind = str(var.ty.dtype)
+            function = self._add(
+                ("unblock", shape, kind), lambda: blocked.from_blocks(shape, self._block, kind), "from_blocks"
+            )
+            self._plain[var] = self._call(function, [self._blocks[var]], shape, kind)
         return self._plain[var]
 
     def blocks(self, var: Any) -> Any:
@@ -98,25 +106,45 @@ class Emitter:
 
     def _kernel_call(self, group: Group, chosen: Chosen) -> None:
         function = self._add(group.task.key, lambda: chosen.function, _name(group.task), group.task)
-        weights = relax.const(chosen.pack(group.weights))
-        if not isinstance(group.core, ConvConfig):
-            rows, found = self._shaped(self.plain(group.input), (group.core.m, group.core.k)), extents(group.answer)
-            assert found is not None
-            answer = self._call(function, [rows, weights], (group.core.m, group.core.n))
-            self._plain[group.answer] = self._shaped(answer, found)
+        kind = Epilogue(tuple(group.epilogue)).answer_type
+        if isinstance(group.core, GemmConfig):
+            self._product_call(group, group.core, chosen, function, kind)
             return
         assert chosen.shape is not None
         x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
-        given = [x, weights]
+        given = [x, relax.const(chosen.pack(group.weights))]
         if group.bias is not None:
             given.append(relax.const(self._channels(group.bias)))
         if group.residual is not None:
             given.append(self.blocks(group.residual))
-        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output())
+        self._blocks[group.answer] = self._call(function, given, chosen.shape.native_output(), kind)
+
+    def _product_call(self, group: Group, core: GemmConfig, chosen: Chosen, function: Any, kind: str) -> None:
+        """A product on matrices: what leads the rows is one axis."""
+        batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
+        assert found is not None
+        a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
+        if group.weights is None:
+            other = self.plain(group.other)
+            if group.order is not None and group.order != sorted(group.order):
+                other = self._builder.emit(relax.op.permute_dims(other, group.order))
+            second = self._shaped(other, b)
+        else:
+            second = relax.const(chosen.pack(group.weights))
+        given = [self._shaped(self.plain(group.input), a), second]
+        if group.bias is not None:
+            given.append(relax.const(group.bias))
+        if group.residual is not None:
+            given.append(self._shaped(self.plain(group.residual), c))
+        self._plain[group.answer] = self._shaped(self._call(function, given, c, kind), found)
 
     def _operator(self, node: Node) -> None:
         """In blocks if an input is there already and it can be done, else as TVM does it."""
         if any(isinstance(arg, relax.Var) and arg in self._blocks for arg in node.args) and self._in_blocks(node):
+            return
+        shape = extents(node.var)
+        if node.op in _RESHAPES and shape is not None:
+            self._plain[node.var] = self._shaped(substitute(node.args[0], _Lookup(self.plain)), shape)
             return
         value = substitute(node.value, _Lookup(self.plain))
         self._plain[node.var] = self._builder.emit(value)
@@ -198,12 +226,17 @@ class Emitter:
         return function
 
     def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """The value with another shape and the same order of its values."""
-        return value if extents(value) == shape else self._builder.emit(relax.op.reshape(value, shape))
+        """The value with another shape and the same order of its values; what was reshaped before is so only once."""
+        value = self._reshaped.get(value, value)
+        if extents(value) == shape:
+            return value
+        found = self._builder.emit(relax.op.reshape(value, shape))
+        self._reshaped[found] = value
+        return found
 
-    def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None) -> Any:
+    def _call(self, function: Any, args: list[Any], shape: tuple[int, ...] | None, kind: str = "float32") -> Any:
         assert shape is not None
-        return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, "float32")))
+        return self._builder.emit(relax.call_tir(function, args, relax.TensorType(shape, kind)))
 
 
 class _Lookup:

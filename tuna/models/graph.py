@@ -52,7 +52,15 @@ class Graph:
     def sole_user(self, var: Any) -> Node | None:
         """The only operator that reads `var`, None where there are more or it is the model's answer."""
         users = self.users.get(var, [])
-        return users[0] if len(users) == 1 and not _mentions(self.result, var) else None
+        return users[0] if len(users) == 1 and not self.is_result(var) else None
+
+    def maker(self, var: Any) -> Node | None:
+        """The operator whose value `var` is, None for an input."""
+        return next((node for node in self.nodes if node.var.same_as(var)), None)
+
+    def is_result(self, var: Any) -> bool:
+        """Whether `var` is an answer of the model."""
+        return _mentions(self.result, var)
 
 
 def read(module: Any) -> Graph:

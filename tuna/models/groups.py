@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig
-from tuna.configs.task import BIAS, RELU, RELU6, RESIDUAL, TaskConfig
+from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
+from tuna.models import activations
 from tuna.models.graph import Graph, Node, constant_of, extents
 
 
@@ -19,10 +20,12 @@ class Group:
 
     core: ConvConfig | GemmConfig
     input: Any  #: the variable that it reads
-    weights: Any  #: a convolution: K, C/groups, R, S; a product: K x N
-    bias: Any = None  #: a value for each output channel
+    weights: Any  #: a convolution: K, C/groups, R, S; a product: K x N; None for a product of two variables
+    other: Any = None  #: the second variable of such a product
+    order: list[int] | None = None  #: of the axes of `other`, as the product takes them
+    bias: Any = None  #: a value for each output channel or column
     residual: Any = None  #: the variable that is added
-    limit: str = ""  #: RELU, RELU6 or nothing
+    epilogue: list[str] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  #: of the model, in order; the last one's variable is the answer
 
     @property
@@ -33,9 +36,8 @@ class Group:
     @property
     def task(self) -> TaskConfig:
         """The group as a config, for a model whose tensors are in blocks."""
-        has = {BIAS: self.bias is not None, RESIDUAL: self.residual is not None}
-        parts = [part for part, there in has.items() if there] + ([self.limit] if self.limit else [])
-        return TaskConfig(core=self.core, layouts="native", epilogue=tuple(parts))
+        layouts = "layer" if self.weights is None else "native"
+        return TaskConfig(core=self.core, layouts=layouts, epilogue=tuple(self.epilogue))
 
 
 def find(graph: Graph) -> list[Group]:
@@ -43,11 +45,10 @@ def find(graph: Graph) -> list[Group]:
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
-        group = _convolution(node) if node.op == "nn.conv2d" else _product(node) if node.op == "matmul" else None
+        group = _convolution(node) if node.op == "nn.conv2d" else _product(node, graph) if node.op == "matmul" else None
         if group is None:
             continue
-        if isinstance(group.core, ConvConfig):
-            _extend(group, graph, taken)
+        _extend(group, graph, taken)
         taken.update(member.var for member in group.nodes)
         found.append(group)
     return found
@@ -81,89 +82,98 @@ def _convolution(node: Node) -> Group | None:
     return Group(core, node.args[0], weights, nodes=[node])
 
 
-def _product(node: Node) -> Group | None:
+def _product(node: Node, graph: Graph) -> Group | None:
     shape, weights = extents(node.args[0]), constant_of(node.args[1])
-    if weights is None or shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
+    if weights is None:
+        return _product_of_variables(node, graph)
+    if shape is None or weights.dtype != np.float32 or weights.ndim != 2 or len(shape) < 2:
         return None
     rows = math.prod(shape[:-1])
     return Group(GemmConfig(m=rows, n=weights.shape[1], k=weights.shape[0]), node.args[0], weights, nodes=[node])
 
 
+def _product_of_variables(node: Node, graph: Graph) -> Group | None:
+    """A product of two variables with the same batch; a transposed second one is read as it was before."""
+    first, second = node.args
+    shape, other = extents(first), extents(second)
+    if constant_of(first) is not None or shape is None or other is None or node.var.ty.dtype != "float32":
+        return None
+    if len(shape) < 2 or shape[:-2] != other[:-2]:
+        return None
+    core = GemmConfig(m=shape[-2], n=other[-1], k=shape[-1], batch_count=math.prod(shape[:-2]))
+    maker = graph.maker(second)
+    if maker is not None and maker.op == "permute_dims" and maker.attrs.axes is not None:
+        *lead, rows, columns = (int(axis) for axis in maker.attrs.axes)
+        if rows == len(lead) + 1:  # what lies side by side would be torn apart
+            return Group(replace(core, trans_b=True), first, None, maker.args[0], [*lead, columns, rows], nodes=[node])
+    return Group(core, first, None, second, nodes=[node])
+
+
 def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
-    """Take up operators as long as each reads only the one before."""
-    while group.limit != RELU6:
+    """Take up operators as long as nothing else reads what lies between."""
+    while not group.epilogue or group.epilogue[-1] not in CASTS:
         user = graph.sole_user(group.answer)
-        if user is None or user.var in taken:
-            return
-        if user.op == "nn.batch_norm" and group.residual is None and not group.limit:
+        if user is not None and user.op == "nn.batch_norm" and set(group.epilogue) <= {BIAS}:
             first = graph.sole_user(user.var)
             if first is None or not _normalise(group, user):
                 return
             group.nodes += [user, first]
-            continue
-        if not (_add(group, user) or _limit(group, user)):
-            return
-        group.nodes.append(user)
+        elif user is not None and user.var not in taken and (_add(group, user) or _cast(group, user)):
+            group.nodes.append(user)
+        else:
+            found = activations.follows(graph, group.answer)
+            if found is None or set(ACTIVATIONS) & set(group.epilogue) or any(node.var in taken for node in found[1]):
+                return
+            group.epilogue.append(found[0])
+            group.nodes += found[1]
 
 
 def _normalise(group: Group, node: Node) -> bool:
     """Fold a batch normalisation into weights and bias, in double precision."""
     attrs = node.attrs
     parts = [constant_of(arg) for arg in node.args[1:]]
-    if int(attrs.axis) != 1 or any(part is None for part in parts):
+    if int(attrs.axis) != 1 or any(part is None for part in parts) or not isinstance(group.core, ConvConfig):
         return False
     gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
     scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    group.bias = ((before - mean) * scale + (beta if attrs.center else 0.0)).astype(np.float32)
+    _set_bias(group, ((before - mean) * scale + (beta if attrs.center else 0.0)).astype(np.float32))
     group.weights = (group.weights * scale[:, None, None, None]).astype(np.float32)
     return True
 
 
+def _set_bias(group: Group, values: Any) -> None:
+    group.bias = values
+    if BIAS not in group.epilogue:
+        group.epilogue.insert(0, BIAS)
+
+
 def _add(group: Group, node: Node) -> bool:
     """A value for each channel becomes bias, a tensor of the answer's shape the residual."""
-    if node.op != "add" or group.limit:
+    if node.op != "add":
         return False
     other = node.args[1] if node.args[0].same_as(group.answer) else node.args[0]
-    shape = extents(group.answer)
+    shape, functions = extents(group.answer), set(ACTIVATIONS) & set(group.epilogue)
     values = constant_of(other)
     if values is None:
         if group.residual is not None or other.same_as(group.answer) or extents(other) != shape:
             return False
         group.residual = other
+        group.epilogue.append(RESIDUAL)
         return True
-    channels = group.weights.shape[0]
-    if values.dtype != np.float32 or values.size not in (1, channels):
+    if values.dtype != np.float32 or functions or extents(node.var) != shape or shape is None:
         return False
-    if values.size > 1 and values.shape not in ((channels, 1, 1), (1, channels, 1, 1)):
+    axis = 1 if isinstance(group.core, ConvConfig) else len(shape) - 1
+    given = (1,) * (len(shape) - values.ndim) + values.shape
+    if any(extent != 1 for position, extent in enumerate(given) if position != axis):
         return False
-    added = np.broadcast_to(values.reshape(-1), (channels,))
-    group.bias = np.array(added) if group.bias is None else group.bias + added
+    added = np.broadcast_to(values.reshape(-1), (shape[axis],)).astype(np.float32)
+    _set_bias(group, np.array(added) if group.bias is None else group.bias + added)
     return True
 
 
-def _limit(group: Group, node: Node) -> bool:
-    """A ReLU, or both in one or one after the other: what is below 0 cut, and what is above 6."""
-    bounds = _bounds(node)
-    found = None if bounds is None else {(0.0, math.inf): RELU, (0.0, 6.0): RELU6}.get(bounds)
-    if group.limit:
-        found = RELU6 if bounds in ((-math.inf, 6.0), (0.0, 6.0)) else None
-    group.limit = found or group.limit
-    return found is not None
-
-
-def _bounds(node: Node) -> tuple[float, float] | None:
-    """Between which values an operator cuts, None for one that does something else."""
-    if node.op == "nn.relu":
-        return 0.0, math.inf
-    if node.op == "nn.relu6":
-        return 0.0, 6.0
-    if node.op == "clip":
-        low, high = (float(getattr(arg, "value", arg)) for arg in node.args[1:])
-        return low, high
-    if node.op in ("maximum", "minimum"):
-        values = constant_of(node.args[1])
-        if values is not None and values.size == 1:
-            cut = float(values.reshape(-1)[0])
-            return (cut, math.inf) if node.op == "maximum" else (-math.inf, cut)
-    return None
+def _cast(group: Group, node: Node) -> bool:
+    """A change of the answer's type."""
+    found = [name for name, kind in CASTS.items() if node.op == "astype" and str(node.attrs.dtype) == kind]
+    group.epilogue += found
+    return bool(found)

@@ -12,6 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -65,7 +66,7 @@ def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
         problem = problems.with_family(task, GEMM.name, Mode(task.layouts), target)
         return None if problem is None else _chosen(problem, problem.candidate(0).mod)
     assert task.core is not None
-    layer = layer_of(task.core, Mode(task.layouts), target, problems.epilogue_of(task))
+    layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
     if layer is None:
         return None
     order = ranked(layer, [family for family in FAMILIES.values() if winograd or "winograd" not in family.name])

@@ -14,14 +14,14 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
-from tuna.configs.task import BIAS, RELU, RELU6, RESIDUAL
 from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernels import arrays, machine, shape
+from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
+from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import BY_NAME, mode_of
 
 
@@ -53,7 +53,7 @@ class Problem:
     def inputs(self, x: Any, w: Any, *added: Any) -> list[Any]:
         """The kernel's inputs from the config's: X and packed weights (GEMM: A and B), then what its epilogue adds."""
         if isinstance(self.layer, Product):
-            return [x, self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w]
+            return [x, self.family.pack_weights(self.layer, w) if self.layer.mode is Mode.NATIVE else w, *added]
         assert isinstance(self.config, ConvConfig)
         sizes = self.layer.shape
         if self.config.direction is Direction.BACKWARD_WEIGHTS:  # x and dy: there are no weights yet
@@ -70,7 +70,7 @@ class Problem:
     def output(self, y: Any) -> Any:
         """The kernel's output, full of NaN as the config's `y` is."""
         if isinstance(self.layer, Layer) and self.layer.mode is Mode.NATIVE:
-            return np.full(self.layer.shape.native_output(), np.nan, np.float32)
+            return np.full(self.layer.shape.native_output(), np.nan, y.dtype)
         return y
 
     def answer(self, found: Any) -> Any:
@@ -93,22 +93,15 @@ def of(job: KernelJob) -> Problem | None:
 
 def with_family(config: Config, family: str, mode: Mode, target: Any) -> Problem | None:
     """The problem of a layer or task for the family of that name, None where it cannot take it. A task has its own mode."""
-    epilogue, core = Epilogue(), config
+    epilogue, core = NOTHING, config
     if isinstance(config, TaskConfig) and config.core is not None:
-        core, mode, epilogue = config.core, Mode(config.layouts), epilogue_of(config)
-    if isinstance(core, GemmConfig) and family == GEMM.name and epilogue == Epilogue():
-        return Problem(core, GEMM, Product(core, mode, machine.from_target(target)))
+        core, mode, epilogue = config.core, Mode(config.layouts), Epilogue(config.epilogue)
+    if isinstance(core, GemmConfig) and family == GEMM.name:
+        return Problem(core, GEMM, Product(core, mode, machine.from_target(target), epilogue))
     layer = layer_of(core, mode, target, epilogue)
     if layer is None or not isinstance(core, ConvConfig) or family not in FAMILIES:
         return None
     return Problem(core, FAMILIES[family], layer)
-
-
-def epilogue_of(task: TaskConfig) -> Epilogue:
-    """The task's epilogue as the kernels take it."""
-    parts = task.epilogue
-    upper = 6.0 if RELU6 in parts else None
-    return Epilogue(BIAS in parts, RESIDUAL in parts, RELU in parts or RELU6 in parts, upper)
 
 
 def target_of(text: str) -> Any:

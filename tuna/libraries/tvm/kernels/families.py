@@ -26,14 +26,14 @@ from tuna.libraries.tvm.kernels import (
     shape,
     winograd,
 )
+from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Epilogue, Layer
+from tuna.libraries.tvm.kernels.stages import Layer
 
 #: Times the least estimate beyond which the best point of a family is not tried early.
 _FAR = 2.0
 #: What the place in a family's own order adds to an estimate: the order also knows what has no estimate.
 _LATER = 0.01
-_NOTHING = Epilogue()
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ FAMILIES |= {
 GEMM = _family("gemm", gemm, coverage.gemm)
 
 
-def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = _NOTHING) -> Layer | None:
+def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHING) -> Layer | None:
     """What the families of convolutions take for `config`, None where they have nothing: see `shape.supported` and `gradient`."""
     if not (isinstance(config, ConvConfig) and (shape.supported(config) or shape.gradient(config))):
         return None

@@ -11,7 +11,7 @@
                         a = broadcast R[row, k]
                         for block of the panel:                                                      unrolled
                             acc[row][block] += a * P[block, k, :]                                      vector
-                C = acc
+                C = acc                                     and the epilogue
 
 Rows are copied to a stride that is no multiple of 4 KiB: with K a power of two all rows of a tile would share one set of L1.
 Panels are streamed from L2, which costs three lines for 28 multiply-adds. K is one part as long as the rows of a tile stay in L1
@@ -30,6 +30,7 @@ from tvm import te, tirx
 
 from tuna.configs import GemmConfig
 from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import Mode
 
@@ -48,6 +49,7 @@ class Product:
     config: GemmConfig
     mode: Mode  #: NATIVE: B is packed ahead, N/b, K, b; A and C always lie as the config says
     machine: Machine
+    epilogue: Epilogue = NOTHING  #: its bias is a value for each column
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def pack_weights(product: Product, b: Any) -> Any:
 
 
 def workload(product: Product) -> tvm.IRModule:
-    """The module `main(A, B, C)`; a batch axis leads where the config has one."""
+    """The module `main(A, B, [bias,] [R,] C)`; a batch axis leads where the config has one."""
     config, size = product.config, product.machine.floats
     blocks, high = _column_blocks(product), _row_count(product)
     batch = (config.batch_count,) if config.batch_count > 1 else ()
@@ -104,12 +106,16 @@ def workload(product: Product) -> tvm.IRModule:
         return te.sum(rows[(*lead, i, r)] * panels[(*lead, j, r, lane)], axis=[r])
 
     sums = te.compute((*batch, high, blocks, size), term, name=_SUMS)
-    c = te.compute(
-        (*batch, config.m, config.n),
-        lambda *index: sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))],
-        name=_OUT,
-    )
-    return stages.module_of([a, b, c])
+    wanted, extents = product.epilogue, (*batch, config.m, config.n)
+    bias: Any = te.placeholder((config.n,), name="bias") if wanted.bias else None
+    residual: Any = te.placeholder(extents, name="R") if wanted.residual else None
+
+    def written(*index: Any) -> Any:
+        found = sums[(*index[:-1], tirx.floordiv(index[-1], size), tirx.floormod(index[-1], size))]
+        return wanted.apply(found, lambda: bias[index[-1]], lambda: residual[index])
+
+    added = [given for given in (bias, residual) if given is not None]
+    return stages.module_of([a, b, *added, te.compute(extents, written, name=_OUT)])
 
 
 def schedule(sch: Any, product: Product, params: GemmParams) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx
 
+from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
 from tuna.libraries.tvm.kernels.machine import Machine
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 
@@ -19,23 +20,13 @@ Reader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Epilogue:
-    """What is done to a sum before it is written: y = min(relu(sum + bias + residual), upper), each part where asked for."""
-
-    bias: bool = False  #: an argument `B`: K values, in native mode K/block, block
-    residual: bool = False  #: an argument `R` in shape and layout of the answer
-    relu: bool = False
-    upper: float | None = None  #: 6 for ReLU6
-
-
-@dataclass(frozen=True)
 class Layer:
     """What a kernel is made for. Its arguments are X, W, then B and R where the epilogue has them, then Y."""
 
     shape: ConvShape
     mode: Mode
     machine: Machine
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = NOTHING
 
 
 def placeholder_of_input(layer: Layer) -> Any:
@@ -95,17 +86,12 @@ def finished(layer: Layer) -> tuple[list[Any], Callable[..., Any]]:
     extents = shape.native_output() if native else shape.layer_output()
     channels = (shape.out_blocks, shape.block) if native else (shape.out_channels,)
     last = shape.out_layout.endswith("C")
-    bias = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
-    residual = te.placeholder(extents, name="R", dtype="float32") if wanted.residual else None
+    bias: Any = te.placeholder(channels, name="B", dtype="float32") if wanted.bias else None
+    residual: Any = te.placeholder(extents, name="R", dtype="float32") if wanted.residual else None
 
     def value(index: tuple[Any, ...], found: Any) -> Any:
-        if bias is not None:
-            found = found + bias[(index[1], index[4]) if native else (index[3] if last else index[1],)]
-        if residual is not None:
-            found = found + residual[index]
-        if wanted.relu:
-            found = tirx.max(found, tirx.const(0.0, "float32"))
-        return found if wanted.upper is None else tirx.min(found, tirx.const(wanted.upper, "float32"))
+        at = (index[1], index[4]) if native else (index[3] if last else index[1],)
+        return wanted.apply(found, lambda: bias[at], lambda: residual[index])
 
     return [given for given in (bias, residual) if given is not None], value
 

@@ -1,0 +1,166 @@
+"""What is done to a sum before it is first written: bias, residual, activation, cast; as expressions of TIR on single values.
+
+The activations are arithmetic alone, so that LLVM makes vector instructions of them: its own `exp` is a call for each value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tuna.configs.task import (
+    BIAS,
+    CASTS,
+    GELU,
+    GELU_TANH,
+    RELU,
+    RELU6,
+    RESIDUAL,
+    SIGMOID,
+    SILU,
+    TANH,
+)
+
+#: Beyond these exp is 0 or not finite in fp32.
+_EXP_LOW, _EXP_HIGH = -87.33, 88.37
+#: ln 2 in two parts, the first with few enough digits that a product with a whole number is exact.
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+#: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2, from the highest power; the coefficients of Cephes.
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+#: erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, from the highest power; the coefficients of Eigen.
+_ERF_REACH = 4.0
+_ERF_P = (
+    *(-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
+    *(-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+)
+_ERF_Q = (
+    -1.45660718464996e-05,
+    -2.13374055278905e-04,
+    -1.68282697438203e-03,
+    -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The parts in order, by their names in `configs.task`. Bias and residual are arguments of the kernel."""
+
+    parts: tuple[str, ...] = ()
+
+    @property
+    def bias(self) -> bool:
+        """Whether there is a value for each channel, an argument of K values, in native mode K/block, block."""
+        return BIAS in self.parts
+
+    @property
+    def residual(self) -> bool:
+        """Whether there is an argument in shape and layout of the answer."""
+        return RESIDUAL in self.parts
+
+    @property
+    def answer_type(self) -> str:
+        """Of the values that are written."""
+        return CASTS.get(self.parts[-1], "float32") if self.parts else "float32"
+
+    def apply(self, found: Any, bias: Callable[[], Any], residual: Callable[[], Any]) -> Any:
+        """The value that is written for a sum; `bias` and `residual` give what is added to it."""
+        added = {BIAS: bias, RESIDUAL: residual}
+        for part in self.parts:
+            if part in added:
+                found = found + added[part]()
+            elif part in CASTS:
+                found = tirx.Cast(CASTS[part], found)
+            else:
+                found = ACTIVATIONS[part](found)
+        return found
+
+
+#: The sum itself.
+NOTHING = Epilogue()
+
+
+def exp(x: Any) -> Any:
+    """e^x with a relative error of 2e-7; the limits of fp32 are not passed."""
+    bounded = tirx.min(tirx.max(x, _const(_EXP_LOW)), _const(_EXP_HIGH))
+    return _let(bounded, _exp_bounded)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x)."""
+    return _const(1.0) / (_const(1.0) + exp(_const(0.0) - x))
+
+
+def tanh(x: Any) -> Any:
+    """By `sigmoid`; its error is 1e-7 of 1, not of the answer."""
+    return _const(2.0) * sigmoid(_const(2.0) * x) - _const(1.0)
+
+
+def erf(x: Any) -> Any:
+    """The error function with an error of 2e-7 of 1."""
+
+    def ratio(value: Any) -> Any:
+        return _let(value * value, lambda square: value * _polynomial(_ERF_P, square) / _polynomial(_ERF_Q, square))
+
+    return _let(tirx.min(tirx.max(x, _const(-_ERF_REACH)), _const(_ERF_REACH)), ratio)
+
+
+def _silu(x: Any) -> Any:
+    return _let(x, lambda value: value * sigmoid(value))
+
+
+def _gelu(x: Any) -> Any:
+    half = _const(0.5)
+    return _let(x, lambda value: half * value * (_const(1.0) + erf(value * _const(math.sqrt(0.5)))))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), where (1 + tanh(u)) / 2 is the sigmoid of 2u."""
+    scale = 2.0 * math.sqrt(2.0 / math.pi)
+
+    def value_of(value: Any) -> Any:
+        return value * sigmoid(value * (_const(scale) + _const(scale * 0.044715) * value * value))
+
+    return _let(x, value_of)
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    RELU: lambda x: tirx.max(x, _const(0.0)),
+    RELU6: lambda x: tirx.min(tirx.max(x, _const(0.0)), _const(6.0)),
+    SIGMOID: sigmoid,
+    TANH: tanh,
+    SILU: _silu,
+    GELU: _gelu,
+    GELU_TANH: _gelu_tanh,
+}
+
+
+def _exp_bounded(x: Any) -> Any:
+    def with_power(power: Any) -> Any:
+        rest = x - power * _const(_LN2_HIGH) - power * _const(_LN2_LOW)
+        bits = (tirx.Cast("int32", power) + tirx.const(127, "int32")) << tirx.const(23, "int32")
+        return _let(
+            rest, lambda r: (_polynomial(_EXP, r) * r * r + r + _const(1.0)) * tirx.reinterpret("float32", bits)
+        )
+
+    return _let(tirx.floor(x * _const(math.log2(math.e)) + _const(0.5)), with_power)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
+    value = _const(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + _const(coefficient)
+    return value
+
+
+def _let(value: Any, body: Callable[[Any], Any]) -> Any:
+    var = tirx.Var("t", "float32")
+    return tirx.Let(var, value, body(var))
+
+
+def _const(value: float) -> Any:
+    return tirx.const(value, "float32")
