@@ -51,7 +51,7 @@ def test_the_table_has_each_layer_its_gains_and_the_total(
 def test_a_narrow_terminal_shows_the_layer_the_time_and_the_gains(
     figures: ReportFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(winners, "_terminal_width", lambda: 72)
+    monkeypatch.setattr(winners, "terminal_width", lambda: 72)
     winners.print_winners(figures)
     head = " ".join(capsys.readouterr().out.split("───")[0].split())
     assert head == "over over layer ms untuned onednn"

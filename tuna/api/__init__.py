@@ -56,6 +56,7 @@ from tuna.api.models import (
     show_model,
     tune_model,
 )
+from tuna.api.results import coverage, query
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
     StartedSession,
@@ -113,6 +114,7 @@ __all__ = [
     "check_device",
     "compare_databases",
     "compare_sessions",
+    "coverage",
     "create_token",
     "doctor",
     "enqueue",
@@ -136,6 +138,7 @@ __all__ = [
     "load_jobs",
     "merge_databases",
     "open_database",
+    "query",
     "remote_exec",
     "report",
     "reproduce",

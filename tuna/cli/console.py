@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _LINE_EVERY_S = 10.0
+#: Columns of a table that is not shown on a terminal.
+_WIDTH = 160
+#: Between two columns, and at the two ends together.
+_GAP = 3
 
 
 class _Counts(Protocol):
@@ -53,8 +59,28 @@ def print_table(
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console(stderr=err)
     if not console.is_terminal:
-        console = Console(width=160, stderr=err)
+        console = Console(width=_WIDTH, stderr=err)
     console.print(table)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of a table that is not shown on one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+
+
+def fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Sequence[int], width: int) -> list[int]:
+    """The columns that fit into `width`: those with the highest number in `optional` are left out until the others do."""
+    widths = [
+        max(len(text) for text in (*title.split("\n"), *(row[place] for row in cells)))
+        for place, title in enumerate(titles)
+    ]
+    kept = list(range(len(titles)))
+    while sum(widths[place] + _GAP for place in kept) > width:
+        least = max(kept, key=lambda place: optional[place])
+        if not optional[least]:
+            break
+        kept.remove(least)
+    return kept
 
 
 class ProgressView:

@@ -39,6 +39,8 @@ COMMANDS = {
     "export": ("tuna.cli.databases", "export", "Write results as a database."),
     "report": ("tuna.cli.status", "report", "Print a session's winners, and write a report as one HTML file."),
     "compare": ("tuna.cli.compare", "compare", "Compare the results of sessions, layer by layer."),
+    "query": ("tuna.cli.query", "query", "Find results of all sessions, releases and imports by what they are of."),
+    "coverage": ("tuna.cli.query", "coverage", "Say how much of a model or tag has results on an architecture."),
     "golden": ("tuna.cli.golden", "golden", "Build, compare, promote and roll back numbered releases."),
     "import-db": (
         "tuna.cli.databases",

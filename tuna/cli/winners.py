@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from tuna.cli.console import print_table
+from tuna.cli.console import fitting, print_table, terminal_width
 
 if TYPE_CHECKING:
     from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures
-
-#: Columns of a table that is not shown on a terminal.
-_WIDTH = 160
-#: Between two columns, and at the two ends together.
-_GAP = 3
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,9 @@ def print_winners(figures: ReportFigures) -> None:
     cells = [[column.of_layer(layer) for column in columns] for layer in figures.layers]
     if total:
         cells.append([column.of_total(total) for column in columns])
-    kept = _fitting(columns, cells, _terminal_width())
+    kept = fitting(
+        [column.title for column in columns], cells, [column.optional for column in columns], terminal_width()
+    )
     print_table(
         "",
         [columns[place].title for place in kept],
@@ -139,22 +134,3 @@ def _sentence(figures: ReportFigures, total: TotalFigures) -> str:
     if not gains:
         return f"{formats.count(total.layers)} layers have a winner; no untuned kernel was measured{missing}"
     return f"geometric mean of the layers (and of the total): {', '.join(gains)}{missing}"
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-
-
-def _fitting(columns: Sequence[_Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that fit into `width`: optional ones are left out until the others do."""
-    widths = [
-        max(len(text) for text in (*column.title.split("\n"), *(row[place] for row in cells)))
-        for place, column in enumerate(columns)
-    ]
-    kept = list(range(len(columns)))
-    while sum(widths[place] + _GAP for place in kept) > width:
-        least = max(kept, key=lambda place: columns[place].optional)
-        if not columns[least].optional:
-            break
-        kept.remove(least)
-    return kept

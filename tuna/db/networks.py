@@ -73,6 +73,24 @@ def ids(connection: sa.Connection, model: Named, framework: Named) -> tuple[int,
     )
 
 
+def find(connection: sa.Connection, text: str) -> tuple[int, Named]:
+    """The id and name of the model `NAME`, the latest of that name, or `NAME@VERSION`; raises NotFound."""
+    name, _, version = text.partition("@")
+    query = sa.select(Model.id, Model.name, Model.version).order_by(Model.id.desc())
+    for row in connection.execute(query.where(Model.name == name)):
+        if row.version.startswith(version):
+            return row.id, Named(row.name, row.version)
+    there = ", ".join(sorted(set(connection.execute(query.limit(20).with_only_columns(Model.name)).scalars())))
+    raise NotFound(f"There is no model {text!r}.", hint=f"models: {there or 'none yet'}")
+
+
+def weights(connection: sa.Connection, model_id: int) -> dict[int, int]:
+    """How often each config occurs in the model; of several frameworks or numbers of GPUs the largest counts."""
+    query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(ModelConfig.config_id)
+    rows = connection.execute(query.where(ModelConfig.model_id == model_id))
+    return {config_id: int(weight) for config_id, weight in rows}
+
+
 def set_weights(
     connection: sa.Connection, model_id: int, framework_id: int, gpu_count: int, weights: Mapping[int, int]
 ) -> None:

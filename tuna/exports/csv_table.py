@@ -24,7 +24,8 @@ _FORMULA = tuple("=+-@＝＋－＠\t\r\n'")
 _CELL_LIMIT = 16 << 20
 
 
-def _text(value: str) -> str:
+def text_cell(value: str) -> str:
+    """Text as a cell that no spreadsheet takes for a formula."""
     return f"'{value}" if value.startswith(_FORMULA) else value
 
 
@@ -33,7 +34,7 @@ def _plain(cell: str) -> str:
 
 
 def _optional(value: str | None) -> str:
-    return "" if value is None else _text(value) or "'"
+    return "" if value is None else text_cell(value) or "'"
 
 
 def _number(value: float | None) -> str:
@@ -67,9 +68,9 @@ def _bool(cell: str) -> bool:
     return {"true": True, "false": False}[cell]
 
 
-_TEXT = (_text, _plain)
+_TEXT = (text_cell, _plain)
 _TRUTH = ((lambda value: str(value).lower()), _bool)
-_MAPPING = ((lambda value: _text(json.dumps(value))), _mapping)
+_MAPPING = ((lambda value: text_cell(json.dumps(value))), _mapping)
 _OPTIONAL = (_optional, _or_none(_plain))
 _INT = (_number, _int)
 _OPTIONAL_INT = (_number, _or_none(_int))

@@ -1,4 +1,4 @@
-"""How much one task is like another, to try the params of a kernel where nothing was measured."""
+"""How much one layer or task is like another, to try the params of a kernel where nothing was measured."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ _SIZES = ("batchsize", "in_channels", "out_channels", "in_h", "in_w")
 _PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
 
 
-def likeness(task: TaskConfig, other: TaskConfig) -> float | None:
-    """The sum of the logarithms of the ratios of all sizes, above 0; None for tasks that are not alike, and for the same one.
+def family(config: Config) -> tuple[object, ...] | None:
+    """What is equal for all that are alike; None for what nothing is like.
 
-    Alike are tasks with the same layouts and epilogue, and the same layer but for sizes; of grouped layers only depthwise ones.
+    Alike are layers that differ in sizes alone, of grouped ones only depthwise ones, and tasks with such a core, the same
+    layouts and epilogue.
     """
-    if task == other or (task.layouts, task.epilogue) != (other.layouts, other.epilogue):
-        return None
-    mine, theirs = task.core, other.core
-    if isinstance(mine, ConvConfig) and isinstance(theirs, ConvConfig):
-        if _grouping(mine) != _grouping(theirs) or _grouping(mine) is None or not _same(mine, theirs, _EQUAL):
-            return None
-        return _distance(mine, theirs, _SIZES)
-    if isinstance(mine, GemmConfig) and isinstance(theirs, GemmConfig) and _same(mine, theirs, _PRODUCT_EQUAL):
-        return _distance(mine, theirs, _PRODUCT_SIZES)
+    if isinstance(config, TaskConfig):
+        core = None if config.core is None else family(config.core)
+        return None if core is None else ("task", config.layouts, config.epilogue, *core)
+    if isinstance(config, ConvConfig):
+        grouping = _grouping(config)
+        return None if grouping is None else ("convolution", grouping, *(getattr(config, name) for name in _EQUAL))
+    if isinstance(config, GemmConfig):
+        return ("gemm", *(getattr(config, name) for name in _PRODUCT_EQUAL))
     return None
+
+
+def likeness(config: Config, other: Config) -> float | None:
+    """The sum of the logarithms of the ratios of all sizes, above 0; None for what is not alike, and for the same one."""
+    if config == other or family(config) is None or family(config) != family(other):
+        return None
+    mine, theirs = _core(config), _core(other)
+    names = _SIZES if isinstance(mine, ConvConfig) else _PRODUCT_SIZES
+    return sum(abs(math.log(getattr(mine, name) / getattr(theirs, name))) for name in names)
+
+
+def _core(config: Config) -> Config:
+    return config.core if isinstance(config, TaskConfig) and config.core is not None else config
 
 
 def _grouping(config: ConvConfig) -> str | None:
     if config.group_count == 1:
         return "none"
     return "depthwise" if config.group_count == config.in_channels == config.out_channels else None
-
-
-def _same(mine: Config, theirs: Config, names: tuple[str, ...]) -> bool:
-    return all(getattr(mine, name) == getattr(theirs, name) for name in names)
-
-
-def _distance(mine: Config, theirs: Config, names: tuple[str, ...]) -> float:
-    return sum(abs(math.log(getattr(mine, name) / getattr(theirs, name))) for name in names)

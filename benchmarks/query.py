@@ -1,0 +1,244 @@
+"""Time of `tuna query` over 1,000,000 results of 100,000 layers, with their trials, an import and a golden version.
+
+Twenty sessions in four environments share the layers. Every question is asked three times, the best counts; the plain one also as
+a command, with the start of Python. The baseline is one statement with all joins, sorted and cut by the database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Outcome
+from benchmarks.servers import home
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+BUDGET_S = 1.0
+_PER_LAYER = 10
+_SESSIONS, _ENVIRONMENTS = 20, 4
+_BATCH = 10_000
+_REPEATS = 3
+_START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+#: Results whose time is after this are one in a thousand, in any order.
+_LATE = _START + timedelta(days=365)
+
+
+def main() -> int:
+    """Command line; `--rows`: results of sessions and imports."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--db", choices=("sqlite", "mariadb"), default="sqlite")
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
+    options = parser.parse_args()
+    with home(options.db):
+        return _measure(options.db, options.rows)
+
+
+def _measure(db: str, rows: int) -> int:
+    from tuna.db.database import open_database
+    from tuna.db.engine import make_engine, reading
+    from tuna.db.schema import upgrade
+    from tuna.reports.result_query import query
+    from tuna.settings import get_settings
+
+    engine = make_engine(get_settings().sql_url)
+    upgrade(engine)
+    fill(engine, rows // _PER_LAYER)
+    engine.dispose()
+    figures: dict[str, float] = {"rows": rows}
+    engine = open_database()
+    with reading(engine) as connection:
+        for name, wanted in _questions().items():
+            figures[f"{name}_s"] = _best(lambda wanted=wanted: query(connection, wanted))  # type: ignore[misc]
+            figures[f"{name}_rows"] = len(query(connection, wanted))
+        baseline = _best(lambda: connection.execute(_one_statement()).all())
+    command = [sys.executable, "-m", "tuna", "query", "--json"]
+    figures["command_s"] = _best(lambda: subprocess.run(command, check=True, capture_output=True))
+    shown = [sys.executable, "-m", "tuna", "--help"]
+    figures["help_s"] = _best(lambda: subprocess.run(shown, check=True, capture_output=True))
+    limits = {name: BUDGET_S for name in figures if name.endswith("_s")}
+    return Outcome(f"query {db}", figures, {"one_statement_s": baseline}, limits=limits).print()
+
+
+def _best(call: Any) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _questions() -> dict[str, Any]:
+    from tuna.reports.result_rows import ResultFilter as Ask
+
+    return {
+        "all": Ask(),
+        "layer": Ask(layer="gemm 16x16x77777 NN fp32"),
+        "model": Ask(model="net"),
+        "tag": Ask(tag="bench"),
+        "kind_and_type": Ask(op="gemm", dtype="fp32"),
+        "no_such_type": Ask(dtype="fp16"),
+        "shape": Ask(shape=("k=77777",)),
+        "session": Ask(session_id=7),
+        "arch": Ask(arch="arch1"),
+        "solver": Ask(solver="Solver3"),
+        "rare_solver": Ask(solver="Rare"),
+        "solver_not_in_session": Ask(solver="Solver3", session_id=8),
+        "device_of_many": Ask(device="gpu3"),
+        "since_late": Ask(since=_LATE),
+        "since_early": Ask(since=_START),
+        "golden_and_import": Ask(session_id=1, limit=5000),
+        "n_best": Ask(n_best=2),
+        "n_best_of_session": Ask(n_best=2, session_id=7, since=_START),
+    }
+
+
+def fill(engine: sa.Engine, layers: int) -> None:
+    """Results of sessions with jobs, attempts and two trials each, those of session 1 imported; a golden version."""
+    import sqlalchemy as sa
+
+    from tuna.configs import GemmConfig
+    from tuna.db import configs, models, networks, sessions
+    from tuna.db.engine import writing
+    from tuna.db.models import Config, FindDb, Golden, GoldenEntry, Job, ModelConfig, Solver, StepResult, Trial
+    from tuna.libraries.base import Environment
+
+    def add(table: Any, query: Any, **values: Any) -> None:
+        """`query` selects the columns named in `values` first; literals follow."""
+        columns = table.__table__.c
+        literals = [sa.literal(value, columns[name].type).label(name) for name, value in values.items()]
+        names = [*query.selected_columns.keys(), *values]
+        with writing(engine) as connection:
+            connection.execute(
+                sa.insert(table).from_select(names, query.add_columns(*literals), include_defaults=False)
+            )
+
+    for start in range(0, layers, _BATCH):
+        numbers = range(start, min(layers, start + _BATCH))
+        with writing(engine) as connection:
+            configs.store(connection, [GemmConfig(m=16, n=16, k=number + 1) for number in numbers], "bench")
+    with writing(engine) as connection:
+        for number in range(_SESSIONS):
+            where = number % _ENVIRONMENTS
+            facts = Environment("noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}")
+            sessions.create(connection, facts, f"night {number}")
+        names = [*(f"Solver{number}" for number in range(_PER_LAYER)), "Rare"]
+        facts = {
+            "library": "noop",
+            "kinds": "gemm",
+            "algorithm": "Direct",
+            "tunable": True,
+            "dynamic": False,
+            "valid": True,
+        }
+        connection.execute(sa.insert(Solver), [{"name": name, **facts} for name in names])
+        for environment in range(1, _ENVIRONMENTS + 1):
+            rows = [{"environment_id": environment, "name": f"gpu{n}", "updated_at": _START} for n in range(4)]
+            connection.execute(sa.insert(models.Device), rows)
+        networks.add_model(connection, networks.Named("net", "1"))
+        networks.add_framework(connection, networks.Named("torch", "1"))
+    net = sa.select(sa.literal(1).label("model_id"), sa.literal(1).label("framework_id"), Config.id.label("config_id"))
+    add(ModelConfig, net.where(Config.id % 200 == 0), gpu_count=1, weight=3)
+    # Solver s of a layer was tuned in session s or s + 10, so that each session has a twentieth of the results.
+    session_id = Solver.id + _PER_LAYER * (Config.id % 2)
+    keys = sa.select(session_id.label("session_id"), Config.id.label("config_id"), Solver.id.label("solver_id"))
+    jobs = keys.select_from(Config).join(Solver, sa.and_(Solver.name != "Rare", Solver.id <= _PER_LAYER))
+    facts = {"steps": "measure", "step": "measure", "state": "evaluated", "reason": "bench", "options": {}}
+    add(Job, jobs, **facts, attempt=1, failures=0, isolate=False, updated_at=_START)
+    time_ms = 0.01 + (Job.id * 7919 + Job.solver_id * 104729) % 100003 / sa.literal(1000.0)
+    trial = sa.select(Job.id.label("job_id"), time_ms.label("time_ms"))
+    for number in range(2):
+        slower = sa.select(Job.id.label("job_id"), (time_ms + number).label("time_ms"))
+        texts = {"params": f"p{number}", "output_tail": "", "times_ms": "[1.0,1.1]", "clock": "wall"}
+        add(Trial, slower if number else trial, number=number, **texts, measured_at=_START, max_error=1e-7)
+    device = sa.case(*((Job.id % 4 == n, f"gpu{n}") for n in range(3)), else_="gpu3").label("device")
+    attempt = sa.select(Job.id.label("job_id"), device)
+    facts = {
+        "step": "measure",
+        "attempt": 1,
+        "ok": True,
+        "output_tail": "",
+        "reproduce": "tuna reproduce",
+        "worker": "w",
+    }
+    add(StepResult, attempt, **facts, started_at=_START, ended_at=_START, busy_s=0.1)
+    late = sa.case(
+        (Job.id % 1000 == 0, sa.literal(_LATE, FindDb.__table__.c.updated_at.type)),
+        else_=sa.literal(_START, FindDb.__table__.c.updated_at.type),
+    ).label("updated_at")
+    imported = Job.session_id == 1
+    result = sa.select(
+        Job.session_id,
+        Job.config_id,
+        Job.solver_id,
+        time_ms.label("time_ms"),
+        late,
+        sa.case((imported, sa.null()), else_=Job.id).label("job_id"),
+        sa.case((imported, "a.fdb.txt"), else_=sa.null()).label("source"),
+    )
+    facts = {"workspace_bytes": 0, "params": "p0", "algorithm": "", "trial_number": 0, "clock": "wall"}
+    add(FindDb, result, **facts, simulated=False, noisy=False)
+    with writing(engine) as connection:
+        row = {"library": "noop", "version": 1, "state": "promoted", "created_at": _START}
+        connection.execute(sa.insert(Golden), [row])
+        connection.execute(
+            sa.insert(FindDb),
+            [
+                {
+                    "session_id": 2,
+                    "config_id": c,
+                    "solver_id": _PER_LAYER + 1,
+                    "time_ms": 1.0,
+                    "updated_at": _START,
+                    "workspace_bytes": 0,
+                    "params": "",
+                    "algorithm": "",
+                }
+                for c in (1, 9)
+            ],
+        )
+    entry = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.session_id, FindDb.time_ms).where(
+        FindDb.session_id == 2
+    )
+    facts = {"golden_id": 1, "arch": "arch1", "num_cu": 1, "environment_id": 2, "workspace_bytes": 0, "params": "p0"}
+    add(
+        GoldenEntry,
+        entry,
+        **facts,
+        algorithm="",
+        noisy=False,
+        clock="wall",
+        worker="w",
+        device="gpu0",
+        measured_at=_START,
+    )
+
+
+def _one_statement() -> sa.Select[Any]:
+    import sqlalchemy as sa
+
+    from tuna.db.models import Config, Environment, FindDb, Session, Solver, Trial
+
+    best = sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number)
+    return (
+        sa.select(Config.label, Solver.name, Environment.arch, FindDb.time_ms, Trial.low_ms)
+        .select_from(FindDb)
+        .join(Config, Config.id == FindDb.config_id)
+        .join(Solver, Solver.id == FindDb.solver_id)
+        .join(Session, Session.id == FindDb.session_id)
+        .join(Environment, Environment.id == Session.environment_id)
+        .outerjoin(Trial, best)
+        .order_by(Config.key, FindDb.time_ms, Solver.name)
+        .limit(100)
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""`tuna query` and `tuna coverage` on the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from builders import DatabaseBuilder, tuned_network
+from command_lines import Ended
+
+from tuna.cli import query as command
+from tuna.db.database import open_database
+from tuna.db.engine import writing
+from tuna.errors import BadInput, NotFound
+
+
+@pytest.fixture(autouse=True)
+def network(home: object) -> None:
+    """A session with winners."""
+    with writing(open_database()) as connection:
+        tuned_network(DatabaseBuilder(connection), trials=3)
+
+
+def test_a_table_names_layer_solver_and_time_on_a_narrow_terminal_too(
+    type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = type_in("tuna", "query", "--limit", "2")
+    assert wide.code == 0
+    for word in ("conv 1x3x224x224", "TvmConvDirectNCHW", "session 1", "znver5 cpu0@tuner-1", "2026-03-02"):
+        assert word in wide.out
+    assert "there are more" in wide.err
+    monkeypatch.setattr(command, "terminal_width", lambda: 60)
+    narrow = type_in("tuna", "query", "--limit", "2").out
+    assert narrow.split()[:3] == ["layer", "solver", "ms"]
+    assert "session" not in narrow
+
+
+def test_json_csv_and_explain_say_the_same(type_in: Callable[..., Ended]) -> None:
+    (row,) = json.loads(type_in("tuna", "query", "--op", "gemm", "--json").out)
+    assert (row["solver"], row["source"], row["session_id"]) == ("TvmGemm", "session", 1)
+    (cells,) = csv.DictReader(io.StringIO(type_in("tuna", "query", "--op", "gemm", "--csv").out))
+    assert list(cells) == list(row)
+    assert float(cells["time_ms"]) == row["time_ms"]
+    assert (cells["noisy"], cells["golden"], cells["command"]) == ("false", "", row["command"])
+    explained = type_in("tuna", "query", "--op", "gemm", "--explain").out
+    assert row["command"] in explained
+    assert row["config_key"] in explained
+
+
+def test_the_command_of_a_row_finds_it_again(type_in: Callable[..., Ended]) -> None:
+    rows = json.loads(type_in("tuna", "query", "--json").out)
+    words = rows[0]["command"].split()
+    assert words[:2] == ["tuna", "query"]
+    assert json.loads(type_in(*words).out) == rows[:1]
+
+
+def test_times_are_dates_or_ages(type_in: Callable[..., Ended]) -> None:
+    assert len(json.loads(type_in("tuna", "query", "--since", "2026-03-01", "--json").out)) == 13
+    none = type_in("tuna", "query", "--since", "1h", "--session-id", "1")
+    assert (none.code, none.out) == (0, "")
+    assert "No result" in none.err
+    for words in (("--since", "yesterday"), ("--json", "--csv"), ("--limit", "0"), ("--session-id", "0")):
+        assert type_in("tuna", "query", *words).code == BadInput.exit_code, words
+
+
+def test_coverage_is_printed_by_class(type_in: Callable[..., Ended]) -> None:
+    shown = type_in("tuna", "coverage", "resnet50", "--arch", "znver5")
+    assert shown.code == 0
+    assert "tag resnet50 on znver5" in shown.out
+    assert "conv 1x512x14x14" in shown.out, "it has no result"
+    found = json.loads(type_in("tuna", "coverage", "resnet50", "--arch", "znver5", "--json").out)
+    assert found["layers_by_cover"] == {"exact": 5, "near": 0, "none": 1}
+    assert type_in("tuna", "coverage", "resnet50", "--arch", "gfx90a").code == NotFound.exit_code

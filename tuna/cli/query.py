@@ -1,0 +1,205 @@
+"""`tuna query` and `tuna coverage`: what is known of which layers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import fitting, print_json, print_table, terminal_width
+from tuna.errors import BadInput
+from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter
+
+if TYPE_CHECKING:
+    from tuna.models.coverage import Coverage
+    from tuna.reports.result_rows import ResultRow, ResultRows
+
+_AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_arch = click.option("--arch", help="Architecture, such as gfx90a.")
+_device = click.option("--device", help="Text in the name of the device.")
+_of_library = click.option("--library", help="Only results of this library.")
+
+
+def _since(_context: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    ago = re.fullmatch(r"([0-9]{1,5})([mhdw])", text)
+    if ago:
+        return datetime.now(timezone.utc) - timedelta(**{_AGO[ago[2]]: int(ago[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadInput(
+            f"{text!r} is no time.", hint="such as 2026-03-31, 2026-03-31T12:00, or 7d: seven days ago"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+@click.command()
+@click.option("--model", help="Only layers of this model or network: NAME or NAME@VERSION.")
+@click.option("-t", "--tag", help="Only layers that carry this tag.")
+@click.option("--layer", help="One layer: key, label, driver command or JSON.")
+@click.option("--op", help="Kind of layer, also at the core of a task: convolution, gemm, ...")
+@click.option("--shape", multiple=True, metavar="FIELD=N|TEXT", help="A field, or part of the label: 64x56x56.")
+@click.option("--dtype", help="Data type, such as fp32.")
+@_of_library
+@_arch
+@_device
+@click.option("--environment", help="Key of an environment, or how it begins.")
+@click.option("--solver", help="Only results of this solver.")
+@click.option("--session-id", type=options.ID, help="Only results of this session.")
+@click.option("--since", callback=_since, metavar="TIME", help="Measured since: 2026-03-31, or 7d for seven days ago.")
+@click.option("--n-best", type=click.IntRange(min=1), help="Fastest N trials of each layer, solver and environment.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, help="Rows.")
+@click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
+@options.as_json
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **wanted: Any) -> None:
+    """Print results of all sessions, golden versions and imported databases that meet all that is asked for.
+
+    By layer in the order of its import, then by time. --json, --csv and --explain have the command that repeats each
+    measurement.
+    """
+    if explain + as_json + as_csv > 1:
+        raise BadInput("Choose one of --explain, --json and --csv.")
+    rows = api.query(ResultFilter(shape=shape, **wanted))
+    if as_json:
+        print_json([row.as_json() for row in rows])
+    elif as_csv:
+        _print_csv(rows)
+    elif explain:
+        for row in rows:
+            _explain(row)
+    elif rows:
+        _print_rows(rows)
+    if not rows:
+        click.echo("No result meets all that is asked for.", err=True)
+    if rows.more:
+        click.echo(
+            f"These are the first {rows.limit} rows; there are more: --limit N, or tuna export for all.", err=True
+        )
+
+
+def _print_csv(rows: ResultRows) -> None:
+    from tuna.exports.csv_table import text_cell
+
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(rows):
+        document = row.as_json()
+        if not number:
+            table.writerow(document)
+        table.writerow(_cell(value, text_cell) for value in document.values())
+
+
+def _cell(value: Any, text_cell: Callable[[str], str]) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return text_cell(value) if isinstance(value, str) else repr(value)
+
+
+def _explain(row: ResultRow) -> None:
+    document = row.as_json()
+    command = document.pop("command")
+    click.echo(f"{document.pop('layer')}")
+    for name, value in document.items():
+        if value not in (None, "", {}):
+            click.echo(f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}")
+    click.echo(f"  {command}\n")
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[ResultRow], str]
+    optional: int = 0  #: how soon it is left out where the terminal is narrow, the highest number first
+    right: bool = False
+
+
+def _print_rows(rows: ResultRows) -> None:
+    from tuna.reports import formats
+
+    decimals = formats.decimals_for(row.time_ms for row in rows)
+    columns = [
+        _Column("layer", lambda row: row.layer),
+        _Column("solver", lambda row: row.solver),
+        _Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
+        _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
+        _Column("marks", lambda row: row.marks, 1),
+        _Column("error", lambda row: "" if row.max_error is None else f"{row.max_error:.0e}", 5, right=True),
+        _Column("arch", lambda row: row.arch, 4),
+        _Column("environment", lambda row: row.environment[:8], 7),
+        _Column("from", _origin, 3),
+        _Column("device", lambda row: row.device, 8),
+        _Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
+    ]
+    columns = [column for column in columns if column.title != "marks" or any(row.marks for row in rows)]
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    titles = [column.title for column in columns]
+    kept = fitting(titles, cells, [column.optional for column in columns], terminal_width())
+    print_table(
+        "",
+        [titles[place] for place in kept],
+        [[row[place] for place in kept] for row in cells],
+        right=[position for position, place in enumerate(kept) if columns[place].right],
+    )
+
+
+def _origin(row: ResultRow) -> str:
+    if row.golden is not None:
+        return f"golden {row.golden}"
+    return f"session {row.session_id}{' (import)' if row.imported_from else ''}"
+
+
+@click.command()
+@click.argument("name")
+@click.option("--arch", required=True, help="Architecture, such as gfx90a.")
+@_device
+@_of_library
+@options.as_json
+def coverage(name: str, arch: str, device: str | None, library: str | None, as_json: bool) -> None:
+    """Say how much of the model, network or tag NAME has results on an architecture: exact, near or none.
+
+    Near: a layer that differs in sizes alone has one. Layers count as often as the model or network has them.
+    """
+    found = api.coverage(name, arch, device=device, library=library)
+    if as_json:
+        print_json(found.as_json())
+        return
+    _print_coverage(found)
+
+
+def _print_coverage(found: Coverage) -> None:
+    from tuna.models.coverage import Cover
+    from tuna.reports import formats
+
+    rows = [
+        (
+            cover,
+            len(found.of(cover)),
+            formats.percent(found.shares[cover]),
+            formats.percent(found.work_shares[cover]),
+        )
+        for cover in Cover
+    ]
+    print_table(f"{found.subject} on {found.arch}", ("result", "layers", "of weight", "of FLOPs"), rows, (1, 2, 3))
+    lacking = [layer for layer in found.layers if layer.cover is not Cover.EXACT]
+    if lacking:
+        print_table(
+            "",
+            ("without a result", "weight", "near"),
+            [(one.layer, one.weight, one.near or "-") for one in lacking],
+            (1,),
+        )

@@ -1,0 +1,193 @@
+"""How much of a model, a network or a tag has results on an architecture, by weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import Config, from_json_text
+from tuna.db import models, networks
+from tuna.db.baselines import is_no_baseline
+from tuna.db.batches import parts
+from tuna.db.models import ConfigTag, Environment, FindDb, GoldenEntry, Session, Solver
+from tuna.errors import NotFound
+from tuna.models.likeness import family, likeness
+
+
+class Cover(str, enum.Enum):
+    """What is known of a layer."""
+
+    EXACT = "exact"  #: it was measured on such a device
+    NEAR = "near"  #: a layer that differs in sizes alone was
+    NONE = "none"  #: neither
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class CoveredLayer:
+    """One layer or task, and its fastest result."""
+
+    layer: str
+    config_key: str
+    weight: int  #: how often the model or network has it; 1 for a tag
+    flops: int  #: operations of one
+    cover: Cover
+    solver: str = ""
+    time_ms: float | None = None
+    noisy: bool = False
+    near: str = ""  #: the most similar layer with a result, where this one has none
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The layers, those without a result first, then by weight."""
+
+    subject: str
+    arch: str
+    layers: tuple[CoveredLayer, ...]
+
+    @property
+    def shares(self) -> Mapping[Cover, float]:
+        """Of the weight."""
+        return self._shares([layer.weight for layer in self.layers])
+
+    @property
+    def work_shares(self) -> Mapping[Cover, float]:
+        """Of the floating-point operations, as far as they are counted."""
+        return self._shares([layer.weight * layer.flops for layer in self.layers])
+
+    def of(self, cover: Cover) -> tuple[CoveredLayer, ...]:
+        """The layers of this class."""
+        return tuple(layer for layer in self.layers if layer.cover is cover)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, JSON-serialisable."""
+        return {
+            "subject": self.subject,
+            "arch": self.arch,
+            "layers_by_cover": {str(cover): len(self.of(cover)) for cover in Cover},
+            "of_weight": {str(cover): share for cover, share in self.shares.items()},
+            "of_flops": {str(cover): share for cover, share in self.work_shares.items()},
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+        }
+
+    def _shares(self, weights: Sequence[int]) -> dict[Cover, float]:
+        total = sum(weights) or 1
+        pairs = list(zip(self.layers, weights, strict=True))
+        return {cover: sum(weight for layer, weight in pairs if layer.cover is cover) / total for cover in Cover}
+
+
+def coverage(
+    connection: sa.Connection, name: str, arch: str, *, device: str | None = None, library: str | None = None
+) -> Coverage:
+    """What the results on `arch` (and `device`, text in its name) cover of the model, network or tag `name`.
+
+    Results are timed ones of sessions, imports and golden versions, simulated ones left out. Raises NotFound for a name that is
+    neither, and for an architecture without any session.
+    """
+    subject, weights = _weights(connection, name)
+    environments = _environments(connection, arch, device, library)
+    layers = dict(_read(connection, list(weights)))
+    exact = _fastest(connection, environments, list(weights))
+    missing = {number: layer for number, layer in layers.items() if number not in exact}
+    near = _nearest(connection, environments, missing)
+    found = [_covered(layer, weights[number], exact.get(number), near.get(number)) for number, layer in layers.items()]
+    order = list(reversed(Cover))
+    found.sort(key=lambda one: (order.index(one.cover), -one.weight, one.layer, one.config_key))
+    return Coverage(subject, arch, tuple(found))
+
+
+def _covered(layer: Config, weight: int, best: Any, near: str | None) -> CoveredLayer:
+    facts: dict[str, Any] = {"cover": Cover.NONE if near is None else Cover.NEAR, "near": near or ""}
+    if best is not None:
+        facts = {"cover": Cover.EXACT, "solver": best.name, "time_ms": best.time_ms, "noisy": bool(best.noisy)}
+    return CoveredLayer(layer.label, layer.key, weight, layer.flops, **facts)
+
+
+def _weights(connection: sa.Connection, name: str) -> tuple[str, dict[int, int]]:
+    try:
+        model_id, model = networks.find(connection, name)
+    except NotFound as error:
+        query = sa.select(ConfigTag.config_id).where(ConfigTag.tag == name)
+        tagged = dict.fromkeys(connection.execute(query).scalars(), 1)
+        if not tagged:
+            raise NotFound(f"There is neither a model nor a tag {name!r}.", hint=error.hint) from None
+        return f"tag {name}", tagged
+    return f"model {model.name} {model.version[:12]}", networks.weights(connection, model_id)
+
+
+def _environments(connection: sa.Connection, arch: str, device: str | None, library: str | None) -> list[int]:
+    query = sa.select(Environment.id).where(Environment.arch == arch)
+    if device is not None:
+        query = query.where(sa.func.instr(sa.func.lower(Environment.device), device.lower()) > 0)
+    if library is not None:
+        query = query.where(Environment.library == library)
+    found = list(connection.execute(query).scalars())
+    if not found:
+        there = sorted(connection.execute(sa.select(Environment.arch).distinct()).scalars())
+        what = " ".join(filter(None, (arch, device, library)))
+        raise NotFound(f"No session was tuned for {what}.", hint=f"architectures: {', '.join(there) or 'none yet'}")
+    return found
+
+
+def _read(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, Config]]:
+    """Configs by id; those of a kind that is not installed are left out."""
+    for part in parts(ids):
+        query = sa.select(models.Config.id, models.Config.json).where(models.Config.id.in_(part))
+        for number, text in connection.execute(query.order_by(models.Config.id)):
+            yield number, from_json_text(text)
+
+
+def _timed(table: type[FindDb] | type[GoldenEntry], environments: Sequence[int]) -> list[sa.ColumnElement[bool]]:
+    if table is GoldenEntry:
+        return [GoldenEntry.environment_id.in_(environments), GoldenEntry.time_ms > 0]
+    sessions = sa.select(Session.id).where(Session.environment_id.in_(environments))
+    measured = (FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
+    return [FindDb.session_id.in_(sessions), *measured]
+
+
+def _fastest(connection: sa.Connection, environments: Sequence[int], ids: Sequence[int]) -> dict[int, Any]:
+    """The fastest result of each config."""
+    found: dict[int, Any] = {}
+    for part in parts(ids):
+        for table in (FindDb, GoldenEntry):
+            query = (
+                sa.select(table.config_id, table.time_ms, Solver.name, table.noisy)
+                .join(Solver, Solver.id == table.solver_id)
+                .where(table.config_id.in_(part), *_timed(table, environments))
+            )
+            for row in connection.execute(query):
+                before = found.get(row.config_id)
+                if before is None or (row.time_ms, row.name) < (before.time_ms, before.name):
+                    found[row.config_id] = row
+    return found
+
+
+def _nearest(connection: sa.Connection, environments: Sequence[int], missing: Mapping[int, Config]) -> dict[int, str]:
+    """The label of the most similar layer with a result, for each of those without one."""
+    wanted: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, layer in missing.items():
+        if (like := family(layer)) is not None:
+            wanted[like].append(number)
+    if not wanted:
+        return {}
+    kinds = {layer.kind for layer in missing.values()}
+    ids: set[int] = set()
+    for table in (FindDb, GoldenEntry):
+        query = sa.select(table.config_id).join(models.Config, models.Config.id == table.config_id).distinct()
+        rows = connection.execute(query.where(models.Config.kind.in_(kinds), *_timed(table, environments)))
+        ids |= set(rows.scalars())
+    best: dict[int, tuple[float, str]] = {}
+    for _, known in _read(connection, sorted(ids)):
+        for number in wanted.get(family(known) or (), ()):
+            distance = likeness(missing[number], known)
+            if distance is not None:
+                best[number] = min(best.get(number, (distance, known.label)), (distance, known.label))
+    return {number: label for number, (_, label) in best.items()}

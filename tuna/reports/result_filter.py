@@ -1,0 +1,182 @@
+"""The conditions of a `ResultFilter` as SQL: on configs, and on the results of sessions and golden versions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import KINDS, DataType, read_line
+from tuna.db import configs, networks, sessions
+from tuna.db.models import Config, ConfigTag, Device, Environment, FindDb, GoldenEntry, ModelConfig, Session, Solver
+from tuna.db.models import StepResult as Attempt
+from tuna.errors import BadInput, NotFound
+from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
+
+_Condition = sa.ColumnElement[bool]
+#: Digits of a config key that name it.
+_KEY_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """A filter as SQL. `sessions` and `solvers` are ids; None: all."""
+
+    wanted: ResultFilter
+    configs: tuple[_Condition, ...]
+    sessions: tuple[int, ...] | None
+    solvers: tuple[int, ...] | None
+    device: str | None  #: the name of one of several devices of an environment
+
+    def of(self, table: type[FindDb] | type[GoldenEntry]) -> list[_Condition]:
+        """On the rows of `find_db` or `golden_entry`, without what concerns configs."""
+        found = self.of_keys(table.session_id, table.solver_id)
+        at = FindDb.updated_at if table is FindDb else GoldenEntry.measured_at
+        if self.wanted.since is not None:
+            found.append(at >= self.wanted.since)
+        if self.device is not None:
+            found.append(self._measured_here(FindDb.job_id) if table is FindDb else GoldenEntry.device == self.device)
+        return found
+
+    def of_trials(self, job_id: Any, measured_at: Any) -> list[_Condition]:
+        """On trials, beside those of `of_keys`."""
+        found: list[_Condition] = []
+        if self.wanted.since is not None:
+            found.append(measured_at >= self.wanted.since)
+        if self.device is not None:
+            found.append(self._measured_here(job_id))
+        return found
+
+    def of_keys(self, session_id: Any, solver_id: Any) -> list[_Condition]:
+        """On a table with the columns of session and solver."""
+        found: list[_Condition] = []
+        if self.sessions is not None:
+            found.append(session_id.in_(self.sessions))
+        if self.solvers is not None:
+            found.append(solver_id.in_(self.solvers))
+        return found
+
+    def _measured_here(self, job_id: Any) -> _Condition:
+        return sa.exists().where(Attempt.job_id == job_id, Attempt.device == self.device)
+
+
+def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
+    """The filter as SQL; raises NotFound for a name that there is not, with those there are, and BadInput."""
+    if not 1 <= wanted.limit <= MAX_LIMIT:
+        raise BadInput(f"1 to {MAX_LIMIT} rows can be asked for, not {wanted.limit}.", hint="all results: tuna export")
+    if wanted.n_best is not None and wanted.n_best < 1:
+        raise BadInput(f"At least the best trial can be asked for, not {wanted.n_best}.")
+    on_configs = tuple(_on_configs(connection, wanted))
+    solvers = _solvers(connection, wanted)
+    chosen, device = _sessions(connection, wanted)
+    return Conditions(wanted, on_configs, chosen, solvers, device)
+
+
+def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Condition]:
+    if wanted.model is not None:
+        model_id, _ = networks.find(connection, wanted.model)
+        yield Config.id.in_(sa.select(ModelConfig.config_id).where(ModelConfig.model_id == model_id))
+    if wanted.tag is not None:
+        configs.require_tag(connection, wanted.tag)
+        yield Config.id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == wanted.tag))
+    if wanted.layer is not None:
+        yield _named(wanted.layer)
+    if wanted.op is not None:
+        kind = _kind(wanted.op)
+        yield sa.or_(Config.kind == kind, sa.and_(Config.kind == "task", _holds(f'"kind":"{kind}"')))
+    for text in wanted.shape:
+        yield _shape(text)
+    if wanted.dtype is not None:
+        name = wanted.dtype.upper()
+        if name not in DataType.__members__:
+            raise BadInput(f"{wanted.dtype!r} is no data type.", hint=f"there are {', '.join(DataType.__members__)}")
+        yield _holds(f'"data_type":"{DataType[name].value}"')
+
+
+def _holds(text: str) -> _Condition:
+    """Whether the config's JSON, which is written without spaces, or that of a task's core contains this."""
+    return sa.func.instr(Config.json, text) > 0
+
+
+def _kind(op: str) -> str:
+    names = sorted(KINDS.names())
+    found = [name for name in names if name == op] or [name for name in names if name.startswith(op)]
+    if len(found) != 1:
+        raise NotFound(f"There is no kind of layer {op!r}.", hint=f"kinds: {', '.join(names)}")
+    return found[0]
+
+
+def _shape(text: str) -> _Condition:
+    name, mark, value = text.partition("=")
+    if not mark:
+        return sa.func.instr(Config.label, text) > 0
+    fields = {field for kind in KINDS.all().values() for field in kind.config.field_names()}
+    if name not in fields:
+        raise BadInput(f"No kind of layer has a field {name!r}.", hint=f"fields: {', '.join(sorted(fields))}")
+    values = [json.dumps(value)]
+    with contextlib.suppress(ValueError):
+        values.append(json.dumps(json.loads(value), separators=(",", ":")))
+    return sa.or_(*(_holds(f'"{name}":{one}{end}') for one in values for end in ",}"))
+
+
+def _named(text: str) -> _Condition:
+    names = [Config.label == text, Config.problem_key == text, Config.driver == text]
+    if len(text) >= _KEY_DIGITS and re.fullmatch("[0-9a-f]+", text):
+        names.append(Config.key.startswith(text))
+    with contextlib.suppress(BadInput):
+        names += [Config.key == config.key for config in read_line(text)]
+    return sa.or_(*names)
+
+
+def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...] | None:
+    if wanted.solver is None:
+        return None
+    query = sa.select(Solver.id).where(Solver.name == wanted.solver)
+    if wanted.library is not None:
+        query = query.where(Solver.library == wanted.library)
+    found = tuple(connection.execute(query).scalars())
+    if not found:
+        raise NotFound(f"There is no solver {wanted.solver!r}.", hint="see: tuna solvers LIBRARY")
+    return found
+
+
+def _sessions(connection: sa.Connection, wanted: ResultFilter) -> tuple[tuple[int, ...] | None, str | None]:
+    """The sessions, and the name of the device if one of several is meant."""
+    if wanted.session_id is not None:
+        sessions.get(connection, wanted.session_id)  # raises NotFound
+    given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
+    if all(value is None for value in given):
+        return None, None
+    query = sa.select(Session.id).join(Environment, Environment.id == Session.environment_id)
+    for what, value, condition in (
+        ("session", wanted.session_id, Session.id == wanted.session_id),
+        ("library", wanted.library, Environment.library == wanted.library),
+        ("architecture", wanted.arch, Environment.arch == wanted.arch),
+        ("environment", wanted.environment, Environment.key.startswith(wanted.environment or "", autoescape=True)),
+    ):
+        if value is not None:
+            query = query.where(condition)
+            if connection.execute(query.limit(1)).first() is None:
+                raise NotFound(f"There is no session with the {what} {value!r}.", hint=_there(connection))
+    if wanted.device is None:
+        return tuple(connection.execute(query).scalars()), None
+    described = sa.func.instr(sa.func.lower(Environment.device), wanted.device.lower()) > 0
+    found = tuple(connection.execute(query.where(described)).scalars())
+    if found:
+        return found, None
+    named = sa.select(Device.environment_id).where(Device.name == wanted.device)
+    found = tuple(connection.execute(query.where(Environment.id.in_(named))).scalars())
+    if not found:
+        raise NotFound(f"There is no session with the device {wanted.device!r}.", hint=_there(connection))
+    return found, wanted.device
+
+
+def _there(connection: sa.Connection) -> str:
+    columns = (Environment.library, Environment.arch, Environment.device, Environment.key)
+    rows = connection.execute(sa.select(*columns).order_by(Environment.id.desc()).limit(10))
+    return "environments: " + ("; ".join(" ".join(filter(None, map(str, row))) for row in rows) or "none yet")

@@ -1,0 +1,117 @@
+"""What `tuna query` is asked and what it answers: a filter, and rows that each say where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, overload
+
+#: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams all results.
+DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
+
+
+@dataclass(frozen=True)
+class ResultFilter:
+    """Which results: those that meet all conditions that are given."""
+
+    model: str | None = None  #: a model or network, `NAME` (the latest of that name) or `NAME@VERSION`
+    tag: str | None = None
+    layer: str | None = None  #: a config key (8 digits or more), label, problem key, driver command or JSON object
+    op: str | None = None  #: kind of config, also that of a task's core
+    shape: tuple[str, ...] = ()  #: `FIELD=VALUE` of the config, or text that its label contains, such as `64x56x56`
+    dtype: str | None = None
+    library: str | None = None
+    arch: str | None = None
+    device: str | None = None  #: text in the environment's device, or the name of the very device that measured
+    environment: str | None = None  #: key, or its beginning
+    solver: str | None = None
+    session_id: int | None = None
+    since: datetime | None = None  #: measured, or imported, at this time or later
+    n_best: int | None = None  #: trials instead of results: the fastest of each config, solver and environment
+    limit: int = DEFAULT_LIMIT
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One result, or one trial, with all that is known of it."""
+
+    layer: str  #: label of the config
+    config_key: str
+    kind: str
+    driver: str  #: the config's canonical text
+    library: str
+    solver: str
+    params: str
+    time_ms: float | None  #: None: an imported perf db knows only params
+    low_ms: float | None  #: 95 % interval of the median
+    high_ms: float | None
+    max_error: float | None  #: relative to the largest magnitude of the answer
+    noisy: bool  #: the device was not quiet while it was measured
+    simulated: bool  #: timed by a stand-in, not by a device
+    baseline: bool  #: of a solver that only shows what tuning gains
+    clock: str  #: `wall`, `cpu`, `own`; empty: not known
+    workspace_bytes: int
+    arch: str
+    num_cu: int
+    environment: str  #: key
+    library_version: str
+    toolchain: str
+    conditions: Mapping[str, str]  #: of measurement, other than the default
+    session_id: int
+    reason: str  #: of the session
+    job_id: int | None
+    trial_number: int | None
+    golden: int | None  #: version, for an entry of a golden version
+    imported_from: str | None  #: name and digest of the file
+    worker: str
+    device: str  #: that measured, else the environment's
+    measured_at: datetime | None  #: UTC; when it was imported, for what was imported
+    command: str  #: the command line that explains it: repeats the measurement, or shows where the result comes from
+
+    @property
+    def spread(self) -> float | None:
+        """Half the interval over the time."""
+        if self.low_ms is None or self.high_ms is None or not self.time_ms:
+            return None
+        return (self.high_ms - self.low_ms) / 2 / self.time_ms
+
+    @property
+    def source(self) -> str:
+        """`session`, `golden` or `import`."""
+        return "golden" if self.golden is not None else "import" if self.imported_from else "session"
+
+    @property
+    def marks(self) -> str:
+        """What is to be known of the time, in words."""
+        return ", ".join(word for word in ("noisy", "simulated", "baseline") if getattr(self, word))
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, JSON-serialisable."""
+        document = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        document["conditions"] = dict(self.conditions)
+        document["measured_at"] = self.measured_at.isoformat() if self.measured_at else None
+        return document | {"spread": self.spread, "source": self.source}
+
+
+@dataclass(frozen=True)
+class ResultRows(Sequence[ResultRow]):
+    """The answer: rows by layer in the order of its import, then time, solver, session."""
+
+    rows: tuple[ResultRow, ...]
+    limit: int
+    more: bool  #: there are more rows than the limit
+
+    @overload
+    def __getitem__(self, index: int) -> ResultRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ResultRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> ResultRow | tuple[ResultRow, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ResultRow]:
+        return iter(self.rows)
