@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.configs import GemmConfig
-from tuna.db import configs, jobs, sessions, solvers
+from tuna.db import configs, jobs, sessions
+from tuna.db import solvers as known_solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResult, Trial
 from tuna.libraries.registry import get_library
 
 
 def make_jobs(
-    engine: sa.Engine, layers: int, *, steps: str = "build,measure", options: Mapping[str, Any] | None = None
+    engine: sa.Engine,
+    layers: int,
+    *,
+    steps: str = "build,measure",
+    options: Mapping[str, Any] | None = None,
+    solvers: Sequence[str] = (),
 ) -> int:
-    """Jobs for `layers` layers and all ten solvers; returns the session's id."""
+    """Jobs for `layers` layers and all ten solvers, or those named; returns the session's id."""
     library = get_library("noop")
     with writing(engine) as connection:
         session_id, _ = sessions.create(connection, library.environment(), "test")
         configs.store(connection, [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)], "t")
-        solvers.update_solvers(connection, library)
-    assert not solvers.update_applicability(engine, library, session_id, "t").unknown
+        known_solvers.update_solvers(connection, library)
+    assert not known_solvers.update_applicability(engine, library, session_id, "t").unknown
     with writing(engine) as connection:
-        request = jobs.JobRequest(session_id, "noop", steps.split(","), "test", "new", tag="t", options=options)
-        assert jobs.load(connection, request) == layers * 10
+        request = jobs.JobRequest(
+            session_id, "noop", steps.split(","), "test", "new", tag="t", options=options, solvers=solvers
+        )
+        assert jobs.load(connection, request) == layers * (len(solvers) or 10)
     return session_id
 
 

@@ -214,6 +214,7 @@ class Drain:
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker, now)
+            _reject_trials(connection, failure)
         outcomes = list(accepted.values())
         counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
         _write_step_results(connection, outcomes)
@@ -290,6 +291,7 @@ def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> N
             "number": trial.index,
             "params": trial.params,
             "artifact": trial.artifact,
+            "step": result.step if result.ok or trial.cause else "",
             "cause": trial.cause.value if trial.cause else None,
             "output_tail": tail(trial.output_tail),
             "times_ms": json.dumps(trial.times_ms),
@@ -310,6 +312,7 @@ def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> N
         rows,
         key=("job_id", "number"),
         update=(
+            "step",
             "cause",
             "output_tail",
             "times_ms",
@@ -322,6 +325,12 @@ def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> N
         ),
         keep_if_null=("params", "artifact", "build_s"),
     )
+
+
+def _reject_trials(connection: sa.Connection, failure: StepResult) -> None:
+    """As `_write_trials` does for an attempt that failed: the next one measures again what this one could not keep."""
+    good = (models.Trial.job_id == failure.job_id, models.Trial.step == failure.step, models.Trial.cause.is_(None))
+    connection.execute(sa.update(models.Trial).where(*good).values(step=""))
 
 
 def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:

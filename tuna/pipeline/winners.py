@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -53,14 +53,19 @@ class Winners:
                 )
             )
         }
+        known = _known(connection, [jobs[job_id] for job_id in ids])
         kept = _in_sql(connection, _digests(results, jobs, trials))
         failed: dict[int, StepResult] = {}
-        rows: list[dict[str, Any]] = []
+        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
         kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
         for result in results:
             job, fastest = jobs[result.job_id], best(result)
             assert fastest is not None
             trial = trials[job.id, fastest.index]
+            key = (job.session_id, job.config_id, job.solver_id)
+            found = _Known(job.id, fastest.index, result.step, trial.params or "", fastest.time_ms, result.noisy)
+            if key in known and not found.replaces(known[key]):
+                continue
             workload = result.workload or job.workload
             code = result.kernels
             if code is None:
@@ -73,29 +78,28 @@ class Winners:
             except StorageFull as error:
                 failed[job.id] = _failure(result, Cause.INFRA, str(error))
                 continue
-            kernels[job.session_id, job.config_id, job.solver_id] = code
-            rows.append(
-                {
-                    "session_id": job.session_id,
-                    "config_id": job.config_id,
-                    "solver_id": job.solver_id,
-                    "job_id": job.id,
-                    "time_ms": fastest.time_ms,
-                    "workspace_bytes": result.workspace_bytes,
-                    "params": trial.params or "",
-                    "algorithm": result.algorithm,
-                    "problem_key": result.problem_key or None,
-                    "trial_number": fastest.index,
-                    "source": None,
-                    "simulated": result.simulated,
-                    "noisy": result.noisy,
-                    "clock": fastest.clock,
-                    "workload": workload,
-                    "updated_at": utc_now(),
-                }
-            )
-        key = ("session_id", "config_id", "solver_id")
-        upsert(connection, FindDb, rows, key=key, update=[n for n in (rows[0] if rows else ()) if n not in key])
+            known[key], kernels[key] = found, code
+            rows[key] = {
+                "session_id": job.session_id,
+                "config_id": job.config_id,
+                "solver_id": job.solver_id,
+                "job_id": job.id,
+                "time_ms": fastest.time_ms,
+                "workspace_bytes": result.workspace_bytes,
+                "params": trial.params or "",
+                "algorithm": result.algorithm,
+                "problem_key": result.problem_key or None,
+                "trial_number": fastest.index,
+                "source": None,
+                "simulated": result.simulated,
+                "noisy": result.noisy,
+                "clock": fastest.clock,
+                "workload": workload,
+                "updated_at": utc_now(),
+            }
+        names = ("session_id", "config_id", "solver_id")
+        update = [name for row in list(rows.values())[:1] for name in row if name not in names]
+        upsert(connection, FindDb, list(rows.values()), key=names, update=update)
         _write_kernels(connection, kernels)
         _write_devices(connection, jobs, results)
         return failed
@@ -127,6 +131,49 @@ class Winners:
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))
             kept.add(digest)
+
+
+class _Known(NamedTuple):
+    """A measured result of a solver for a config."""
+
+    job_id: int | None
+    trial_number: int | None
+    step: str | None
+    params: str
+    time_ms: float | None
+    noisy: bool
+
+    def replaces(self, stored: _Known) -> bool:
+        """Whether this result, of the same session and so of the same environment, is the one to keep.
+
+        The better one is, and one from a quiet device is better than a noisy one. But a re-measurement of the same
+        candidate replaces the earlier time, and what a later step of a job finds replaces what an earlier one did.
+        """
+        if stored.time_ms is None or (self.job_id == stored.job_id and self.step != stored.step):
+            return True
+        if self.noisy != stored.noisy:
+            return stored.noisy
+        return self.params == stored.params or (self.time_ms or 0.0) < stored.time_ms
+
+
+def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:
+    """The measured results that the sessions of `jobs` have for their configs; imported ones give way to any."""
+    columns = (FindDb.job_id, FindDb.trial_number, models.Trial.step, FindDb.params, FindDb.time_ms, FindDb.noisy)
+    same_trial = sa.and_(models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number)
+    found: dict[tuple[int, int, int], _Known] = {}
+    for part in parts(sorted({job.config_id for job in jobs})):
+        query = (
+            sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
+            .join(models.Trial, same_trial, isouter=True)
+            .where(
+                FindDb.session_id.in_({job.session_id for job in jobs}),
+                FindDb.config_id.in_(part),
+                FindDb.job_id.is_not(None),
+            )
+        )
+        for row in connection.execute(query):
+            found[row.session_id, row.config_id, row.solver_id] = _Known(*row[3:])
+    return found
 
 
 def _fits(connection: sa.Connection, size_bytes: int) -> bool:

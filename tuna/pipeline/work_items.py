@@ -25,7 +25,7 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
     named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if step_names(row.steps)[0] != step.name]
-    candidates = _candidates(connection, later)
+    candidates = _candidates(connection, step.name, later)
     known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
     return [
         WorkItem(
@@ -76,13 +76,21 @@ def _config_json(text: str) -> dict[str, Any]:
     return found
 
 
-def _candidates(connection: sa.Connection, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
+def _candidates(connection: sa.Connection, step: str, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
+    """What the steps before built and did not find wrong, without what `step` itself measured well in an earlier round.
+
+    A candidate that failed at `step` is among them: an attempt that repeats the step tries it again.
+    """
+    wanted = sa.or_(
+        sa.and_(Trial.cause.is_(None), Trial.step != step),
+        sa.and_(Trial.cause.is_not(None), Trial.step == step),
+    )
     found: dict[int, list[Candidate]] = defaultdict(list)
     for part in parts(job_ids):
         # Unique key (job_id, number): one range per job.
         for row in connection.execute(
             sa.select(Trial.job_id, Trial.number, Trial.artifact)
-            .where(Trial.job_id.in_(part), Trial.artifact.is_not(None), Trial.cause.is_(None))
+            .where(Trial.job_id.in_(part), Trial.artifact.is_not(None), wanted)
             .order_by(Trial.job_id, Trial.number)
         ):
             found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))

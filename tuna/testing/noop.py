@@ -60,14 +60,15 @@ class NoopLibrary(Library):
             if asked.kill == item.solver:
                 os.kill(os.getpid(), signal.SIGKILL)
             failed = asked.fail == item.solver
-            times = (1.0,) if step.resource is Resource.DEVICE and asked.trials else ()
-            trials = (Trial(index=0, params="{}", times_ms=times, time_ms=times[0] if times else None),)
+            cause = Cause.RUN_ERROR if failed else None
+            times = (1.0,) if step.resource is Resource.DEVICE and asked.trials and not failed else ()
+            trial = Trial(index=0, params="{}", cause=cause, times_ms=times, time_ms=times[0] if times else None)
             yield result_of(
                 item,
                 ok=not failed,
-                cause=Cause.RUN_ERROR if failed else None,
+                cause=cause,
                 output_tail="it said \"no\" and 'never'" if failed else "",
-                trials=trials if asked.trials else (),
+                trials=(trial,) if asked.trials else (),
                 simulated=True,
                 started_at=started_at,
                 ended_at=time.time(),

@@ -136,6 +136,9 @@ class Trial(Base):
     number: Mapped[int]  #: candidate index within the job
     params: Mapped[str | None] = mapped_column(LongText)
     artifact: Mapped[str | None] = text(64)
+    step: Mapped[str] = text(
+        64, default="", server_default=""
+    )  #: that its outcome is from; empty: its attempt failed as a whole
     cause: Mapped[str | None] = text(32)
     output_tail: Mapped[str] = mapped_column(LongText)
     times_ms: Mapped[str] = mapped_column(LongText)  #: JSON list

@@ -1,0 +1,19 @@
+"""Which step a trial's outcome is from, so that what was not built is told from what did not run.
+
+Revision: 0010
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("trial", sa.Column("step", sa.String(64), server_default="", nullable=False))
+    # Of a job that failed, it is the step that the job is at; of the others nobody asks.
+    step = "(SELECT job.step FROM job WHERE job.id = trial.job_id)"
+    op.execute(f"UPDATE trial SET step = {step} WHERE cause IS NOT NULL AND artifact IS NOT NULL")

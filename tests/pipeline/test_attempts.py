@@ -1,0 +1,143 @@
+"""What an attempt is given, and which of several measurements of a solver is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import make_jobs, states
+
+from tuna.artifacts import Artifacts
+from tuna.db import jobs
+from tuna.db.engine import reading, writing
+from tuna.db.models import FindDb
+from tuna.libraries.items import Candidate, Trial, WorkItem
+from tuna.libraries.items import StepResult as Result
+from tuna.libraries.registry import get_library
+from tuna.pipeline import claim
+from tuna.pipeline.drain import Drain
+from tuna.pipeline.messages import Report, ReportKind
+from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.scope import Scope
+from tuna.vocabulary import Cause
+
+LIBRARY = get_library("noop")
+
+
+class Bench:
+    """One job of a session, claimed and answered by hand."""
+
+    def __init__(self, engine: sa.Engine, client: redis.Redis, folder: Path) -> None:
+        self.engine, self.store = engine, Artifacts((folder / "a").as_uri(), folder / "c")
+        self.drain = Drain(engine, ResultStream(client, "results", "me"), self.store, 3)
+        self.session_id = make_jobs(engine, 1, solvers=["Noop1"])
+        self.code = self.store.put(b"code")
+
+    def claim(self, step: str) -> WorkItem:
+        with writing(self.engine) as connection:
+            (chunk,) = claim.claim(connection, Scope(self.session_id, LIBRARY, ""), LIBRARY.step(step), 10)
+        self.chunk = chunk.id
+        return chunk.items[0]
+
+    def answer(self, item: WorkItem, *trials: Trial, cause: Cause | None = None, noisy: bool = False) -> None:
+        facts = {"ok": cause is None, "cause": cause, "trials": trials, "noisy": noisy, "ended_at": 1.0}
+        result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
+        report = Report(kind=ReportKind.FINISHED, chunk=self.chunk, worker="w", results=(result,))
+        self.drain.write([Entry("1-0", report)])
+
+    def built(self) -> None:
+        """Candidates 0 and 1 are built, 2 is not."""
+        failed = Trial(index=2, params="2", cause=Cause.BUILD_ERROR)
+        self.answer(self.claim("build"), *(Trial(index=n, params=f"{n}", artifact=self.code) for n in (0, 1)), failed)
+
+
+@pytest.fixture()
+def bench(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Bench:
+    return Bench(engine, redis_client, tmp_path)
+
+
+def measured(index: int, time_ms: float | None) -> Trial:
+    if time_ms is None:
+        return Trial(index=index, cause=Cause.RUN_ERROR, output_tail="it crashed")
+    return Trial(index=index, time_ms=time_ms, times_ms=(time_ms,))
+
+
+def test_the_second_attempt_of_a_measurement_gets_what_was_built(bench: Bench) -> None:
+    """D1: its candidates had the causes of the first one, so that it got none: a false `not_applicable`."""
+    built = tuple(Candidate(index=index, artifact=bench.code) for index in (0, 1))
+    bench.built()
+    for attempt in (2, 3):
+        item = bench.claim("measure")
+        assert (item.attempt, item.candidates) == (attempt, built)
+        bench.answer(item, measured(0, None), measured(1, None), cause=Cause.RUN_ERROR)
+    item = bench.claim("measure")
+    assert item.candidates == built
+    bench.answer(item, measured(0, None), measured(1, 2.0))
+    assert states(bench.engine) == {"evaluated": 1}
+
+
+def test_what_an_attempt_measured_and_could_not_keep_is_measured_again(bench: Bench) -> None:
+    bench.built()
+    item = bench.claim("measure")
+    bench.answer(item, measured(0, 1.0), measured(1, None), cause=Cause.INFRA)
+    assert [candidate.index for candidate in bench.claim("measure").candidates] == [0, 1]
+
+
+def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -> None:
+    bench.built()
+    bench.answer(bench.claim("measure"), cause=Cause.ARTIFACT_LOST)
+    failed = Trial(index=0, params="0", cause=Cause.BUILD_ERROR)
+    bench.answer(bench.claim("build"), failed, Trial(index=1, params="1", artifact=bench.code))
+    assert [candidate.index for candidate in bench.claim("measure").candidates] == [1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (("a", 1.0, False), ("b", 5.0, False), ("a", 1.0)),
+        (("a", 5.0, False), ("b", 1.0, False), ("b", 1.0)),
+        (("a", 1.0, False), ("a", 5.0, False), ("a", 5.0)),
+        (("a", 5.0, False), ("b", 1.0, True), ("a", 5.0)),
+        (("a", 1.0, True), ("b", 5.0, False), ("b", 5.0)),
+        (("a", 1.0, False), ("a", 5.0, True), ("a", 1.0)),
+    ],
+    ids=[
+        "the better stays",
+        "the better comes",
+        "measured again",
+        "noisy and faster",
+        "quiet and slower",
+        "noisy again",
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_the_best_of_a_solvers_jobs_is_kept(
+    bench: Bench,
+    first: tuple[str, float, bool],
+    second: tuple[str, float, bool],
+    kept: tuple[str, float],
+    together: bool,
+) -> None:
+    """D13: 1.0 ms, then 5.0 ms from another job, gave 5.0."""
+    with writing(bench.engine) as connection:
+        request = jobs.JobRequest(bench.session_id, "noop", ["measure"], "x", "new", solvers=["Noop1"])
+        assert jobs.load(connection, request) == 1
+    bench.built()
+    with writing(bench.engine) as connection:
+        scope = Scope(bench.session_id, LIBRARY, "")
+        chunks = claim.claim(connection, scope, LIBRARY.step("measure"), 10, 1)
+    chunks.sort(key=lambda chunk: chunk.items[0].job_id, reverse=True)
+    entries = []
+    for chunk, (params, time_ms, noisy) in zip(chunks, (first, second), strict=True):
+        item = chunk.items[0]
+        trial = Trial(index=0, params=params, time_ms=time_ms, times_ms=(time_ms,))
+        facts = {"ok": True, "trials": (trial,), "noisy": noisy, "ended_at": 1.0}
+        result = Result(job_id=item.job_id, attempt=item.attempt, step=item.step, **facts)
+        entries.append(Entry("1-0", Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=(result,))))
+    for part in [entries] if together else [[entry] for entry in entries]:
+        bench.drain.write(part)
+    with reading(bench.engine) as connection:
+        assert connection.execute(sa.select(FindDb.params, FindDb.time_ms)).one() == kept
+    assert states(bench.engine) == {"evaluated": 2}
