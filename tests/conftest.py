@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate
 from left_behind import LeftBehind
-from shared_data import need
+from shared_data import DRILLS, need
 
 from tuna.cli.main import guarded
 from tuna.db.engine import make_engine
@@ -50,15 +52,28 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first; `drill(only=True)` is left out of the short suite."""
+    if DRILLS == 1:
+        left_out = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("drill"))]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A folder of its own for temporary files, where Tuna's device locks lie too: tests that run at the same time need not
+    # wait for each other's measurements, whose figures no test looks at. pytest's own folders stay where they are.
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tuna-tests-")
+    os.environ.pop("XDG_RUNTIME_DIR", None)
     if Path("/proc/self/environ").exists():
         config.pluginmanager.register(LeftBehind(config))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -146,8 +161,27 @@ def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
     return client
 
 
+@pytest.fixture(scope="session")
+def knows_machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """`knows_machine(home)`: that TUNA_HOME has what any other's children found out, such as TVM's name of the CPU."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "machine"
+    shared.mkdir(exist_ok=True)
+
+    def share(home: Path) -> None:
+        (home / "cache").mkdir(parents=True)
+        (home / "cache" / "machine").symlink_to(shared)
+
+    return share
+
+
 @pytest.fixture()
-def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: SqliteTemplate) -> Iterator[Path]:
+def tuna_home(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sqlite_template: SqliteTemplate,
+    knows_machine: Callable[[Path], None],
+) -> Iterator[Path]:
     """A TUNA_HOME with an embedded database that has no sessions yet, and no other setting."""
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
@@ -155,6 +189,7 @@ def tuna_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: 
     monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
     get_settings.cache_clear()
     (tmp_path / "home").mkdir()
+    knows_machine(tmp_path / "home")
     sqlite_template.copy_to(tmp_path / "home" / "tuna.sqlite")
     yield tmp_path / "home"
     release_services(Settings.model_construct(home=tmp_path / "home", broker_url=None))

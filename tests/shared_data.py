@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-#: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, and thousands of jobs.
+#: How long the drills are: 1 keeps the suite short, 3 runs three seeds of faults, thousands of jobs, and every variant of what
+#: takes seconds (`pytest.mark.drill(only=True)`).
 DRILLS = int(os.environ.get("TUNA_TEST_DRILLS") or 1)
 
 

@@ -15,7 +15,8 @@ from tuna.cli.members import join_line
 from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.libraries.registry import get_library
-from tuna.membership.gate import Gate, control_key
+from tuna.membership.announcements import control_key
+from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, join
 from tuna.pipeline.leases import Leases

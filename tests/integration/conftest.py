@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import sqlalchemy as sa
 from processes import Processes
 
 from tuna.db.engine import make_engine
+from tuna.pipeline.connection import ensure_services
 from tuna.settings import get_settings
 
 
@@ -28,6 +27,4 @@ def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
     made = Processes(tuna_home)
     yield made
     made.kill_all()
-    subprocess.run(
-        [sys.executable, "-m", "tuna", "doctor"], check=False, capture_output=True
-    )  # the last one stops Redis
+    ensure_services(get_settings())  # its release, at the end of `tuna_home`, stops the Redis that they left

@@ -29,18 +29,22 @@ def test_a_session_runs_to_its_end_and_a_second_run_does_nothing(engine: sa.Engi
     assert len(accepted(engine)) == 400
     assert {count for *_, count in accepted(engine)} == {1}
     assert trials(engine) == 200
-    assert processes.start("tuna", "run", "--session-id", "1").wait(15) == 0
+    assert processes.start("tuna", "run", "--session-id", "1").wait(60) == 0
     assert len(accepted(engine)) == 400
 
 
-def test_a_job_that_kills_its_worker_errs_alone(engine: sa.Engine, processes: Processes) -> None:
-    make_jobs(engine, 2, steps="build", options={"kill": "Noop4"})
+def test_a_job_that_kills_its_worker_errs_alone(
+    engine: sa.Engine, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_MAX_ATTEMPTS", "2")
+    make_jobs(engine, 1, steps="build", options={"kill": "Noop4"})
     assert processes.start("tuna", "run", "--session-id", "1").wait(90) == 1
-    assert states(engine) == {"compiled": 18, "errored": 2}
+    assert states(engine) == {"compiled": 9, "errored": 1}
     with engine.connect() as connection:
         assert set(connection.execute(sa.select(Job.cause).where(Job.state == "errored")).scalars()) == {"worker_lost"}
 
 
+@pytest.mark.drill(only=True)  # otherwise test_miopen_pipeline.py and tests/faults show it
 @pytest.mark.parametrize("victim", ["compile", "eval", "coordinator"])
 def test_what_is_killed_in_the_middle_is_made_good(
     engine: sa.Engine, processes: Processes, eventually: Eventually, victim: str
@@ -63,6 +67,7 @@ def test_what_is_killed_in_the_middle_is_made_good(
     assert (again if victim == "coordinator" else running["coordinator"]).wait(20) == 0
 
 
+@pytest.mark.drill(only=True)  # the same
 def test_a_wiped_redis_costs_only_the_work_in_flight(
     engine: sa.Engine, processes: Processes, eventually: Eventually
 ) -> None:

@@ -25,9 +25,10 @@ def tvm_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]) -> Iterator[Path]:
     """A TUNA_HOME that is thrown away."""
     folder = tmp_path_factory.mktemp("home")
+    knows_machine(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNA_HOME", str(folder))
         get_settings.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import pytest
 from tuna.errors import LibraryMissing
 from tuna.libraries.tvm import TvmLibrary, environment
 from tuna.sandbox.cores import eval_cpus
+
+
+@pytest.fixture(scope="module")
+def knows_machine() -> Callable[[Path], None]:
+    """Nothing is known here before it is asked for."""
+    return lambda home: None
 
 
 def test_the_environment_names_the_cpu_the_cores_and_tvm(tvm_here: None, home: Path) -> None:
@@ -28,7 +35,7 @@ def test_the_cpu_is_asked_for_once_and_a_corrupt_answer_is_asked_for_again(
     tvm_here: None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = TvmLibrary().environment()
-    (cache,) = (home / "cache").glob("tvm-cpu-*.json")
+    (cache,) = (home / "cache" / "machine").glob("tvm-cpu-*.json")
     cache.write_text("{ half an ans")
     assert TvmLibrary().environment() == expected
     assert json.loads(cache.read_text()) == {"mcpu": expected.arch}

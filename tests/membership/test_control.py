@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from tuna.celery_internals import QueueSwitch
-from tuna.membership.announcements import NAMESPACES_KEY, namespaces
+from tuna.membership.announcements import NAMESPACES_KEY, control_key, namespaces
 from tuna.membership.control import ControlListener
-from tuna.membership.gate import control_key
 from tuna.settings import Settings
 
 

@@ -20,7 +20,8 @@ from tuna.db.models import Token, Worker
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.registry import get_library
 from tuna.membership import members as store
-from tuna.membership.gate import Gate, control_key
+from tuna.membership.announcements import control_key
+from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, JoinToken, join, join_user, request_key
 from tuna.pipeline.leases import Leases

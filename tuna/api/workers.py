@@ -120,7 +120,7 @@ def list_workers() -> list[Worker]:
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.membership import members
-    from tuna.membership.gate import control_key
+    from tuna.membership.announcements import control_key
     from tuna.membership.heartbeat import HeartbeatBoard
     from tuna.pipeline.connection import connect, ensure_services
     from tuna.settings import get_settings

@@ -1,4 +1,4 @@
-"""What coordinators announce in Redis to workers before their first chunk: namespaces, signing key, artifact store.
+"""What coordinators tell workers in Redis: namespaces, signing key, artifact store, orders.
 
 Keys, under `tuna:{<namespace>}:` but for the first:
 
@@ -6,6 +6,7 @@ Keys, under `tuna:{<namespace>}:` but for the first:
                              database it serves, so it sends heartbeats to all of them
     signing          string  the artifact signing key, for workers that did not get it on joining
     store            string  the artifact store URL, for the same workers; empty if Redis holds the artifacts
+    order:<worker>   string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that worker
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ def signing_key(client: redis.Redis, settings: Settings, namespace: str) -> str:
         return settings.artifacts_key.get_secret_value()
     found = client.get(signing_key_name(namespace))
     return found.decode() if isinstance(found, bytes) else ""
+
+
+def control_key(namespace: str, worker: str) -> str:
+    """Redis key of a worker's wanted state."""
+    return f"tuna:{{{namespace}}}:order:{worker}"
 
 
 def store_name(namespace: str) -> str:

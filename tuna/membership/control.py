@@ -11,8 +11,7 @@ import redis
 import structlog
 
 from tuna.celery_internals import QueueSwitch
-from tuna.membership.announcements import namespaces
-from tuna.membership.gate import control_key
+from tuna.membership.announcements import control_key, namespaces
 from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -2,10 +2,6 @@
 
 SQL is the source of truth and Redis' ACL is reconciled with it: missing users are created (also after Redis was
 flushed); users without a row in SQL are deleted, which closes their connections, and their leases are revoked.
-
-Key, under `tuna:{<namespace>}:`
-
-    order:<worker>  string  `cordoned` (no new chunks) or `draining` (finish, then exit); read by the worker
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from tuna.celery_internals import broker_keys
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.membership import members as store
+from tuna.membership.announcements import control_key
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.membership.join import Answer, JoinToken, Request, Role, answer_key, join_user, password_of, request_key
 from tuna.queues import queue_name
@@ -272,11 +269,6 @@ def settings_of_members(settings: Settings, key: str) -> dict[str, str]:
     """Settings that new members get besides their credentials; `key` is the artifact signing key."""
     found = {"TUNA_ARTIFACTS_KEY": key, "TUNA_LEASE_S": str(settings.lease_s)}
     return found | ({"TUNA_ARTIFACTS_URL": settings.artifacts_url} if settings.artifacts_url else {})
-
-
-def control_key(namespace: str, worker: str) -> str:
-    """Redis key of a worker's wanted state."""
-    return f"tuna:{{{namespace}}}:order:{worker}"
 
 
 def _allowed(commands: str) -> list[str]:

@@ -46,7 +46,8 @@ class ServedQueues:
 
     def device_name(self, queues: Collection[str]) -> str:
         """The name of the device that this machine measures on for `queues`, for people."""
-        here = (name for name in names() if self.queue_of(name, on_device=True) in queues)
+        measured = {queue for queue in queues if queue.startswith("eval.")}
+        here = (name for name in names() if measured and self.queue_of(name, on_device=True) in measured)
         return next(filter(None, (get_library(name).environment().device for name in here)), "")
 
 

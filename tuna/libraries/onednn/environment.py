@@ -10,6 +10,7 @@ from typing import Any
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.libraries.found_facts import found_once
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
@@ -37,7 +38,11 @@ def library_path() -> Path:
 
 def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, oneDNN."""
-    facts, cpu = _facts(library_path()), cpu_model()
+    path, cpu = library_path(), cpu_model()
+    file = path.stat()
+    facts = found_once(
+        "onednn", [str(path), file.st_size, file.st_mtime_ns, cpu.name, cpu.digest], lambda: _facts(path)
+    )
     return Environment(
         library="onednn",
         library_version=facts["version"],

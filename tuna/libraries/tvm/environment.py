@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import uuid
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.libraries.found_facts import found_once
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
 from tuna.sentences import install_extra
-from tuna.settings import get_settings
 
 #: Newer 0.1.x releases of tvm-ffi make TVM 0.27 crash when a TuneContext is made (an ABI change is the likely cause).
 GOOD_FFI = "0.1.14.post1"
@@ -42,7 +40,7 @@ def describe() -> Environment:
     """The environment of this machine: CPU, measuring cores, TVM."""
     found = tvm_version()
     cpu = cpu_model()
-    mcpu = _mcpu(found, cpu.name, cpu.digest)
+    mcpu = found_once("tvm-cpu", [found, cpu.name, cpu.digest], lambda: _host(found))["mcpu"]
     cores = len(eval_cpus())
     target = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
     return Environment(
@@ -57,22 +55,12 @@ def describe() -> Environment:
     )
 
 
-def _mcpu(tvm: str, model: str, flags: str) -> str:
-    """LLVM's name of this CPU. It takes an import of TVM (seconds), so it is cached in TUNA_HOME."""
-    key = hashlib.sha256(json.dumps([tvm, model, flags]).encode()).hexdigest()[:16]
-    cache = get_settings().home / "cache" / f"tvm-cpu-{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(cache.read_text())["mcpu"])
+def _host(tvm: str) -> Mapping[str, str]:
+    """LLVM's name of this CPU. It takes an import of TVM (seconds)."""
     child = Child("tuna.libraries.tvm.compiler")
     try:
-        mcpu = str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])
+        return {"mcpu": str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])}
     except (ChildCrashed, ChildTimeout, ChildFailed) as error:
         raise LibraryMissing(f"TVM {tvm} cannot be used here: {error}.", hint=_HINT) from error
     finally:
         child.close()
-    with contextlib.suppress(OSError):  # without a cache it is determined again next time
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        temporary = cache.with_suffix(f".{uuid.uuid4().hex}.tmp")
-        temporary.write_text(json.dumps({"mcpu": mcpu}))
-        temporary.replace(cache)
-    return mcpu

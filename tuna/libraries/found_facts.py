@@ -1,0 +1,26 @@
+"""What a library's child found out about this machine, kept in TUNA_HOME: to ask again takes seconds at each worker's start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from tuna.settings import get_settings
+
+
+def found_once(name: str, key: Sequence[str | int], find: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+    """What `find` returned last time for `key`, which holds all that the answer depends on; else what it returns now."""
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    path = get_settings().home / "cache" / "machine" / f"{name}-{digest}.json"
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # absent or damaged
+        return {str(fact): str(value) for fact, value in json.loads(path.read_text()).items()}
+    found = dict(find())
+    with contextlib.suppress(OSError):  # without a cache it is determined again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+        temporary.write_text(json.dumps(found))
+        temporary.replace(path)
+    return found
