@@ -15,5 +15,7 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("trial", sa.Column("step", sa.String(64), server_default="", nullable=False))
     # Of a job that failed, it is the step that the job is at; of the others nobody asks.
-    step = "(SELECT job.step FROM job WHERE job.id = trial.job_id)"
-    op.execute(f"UPDATE trial SET step = {step} WHERE cause IS NOT NULL AND artifact IS NOT NULL")
+    op.execute(
+        "UPDATE trial SET step = (SELECT job.step FROM job WHERE job.id = trial.job_id) "
+        "WHERE cause IS NOT NULL AND artifact IS NOT NULL"
+    )

@@ -22,6 +22,7 @@ class GenericOptions(FileOptions):
     """How to write whole results."""
 
     top: int | None = Field(None, ge=1, description="solvers kept for a config and environment; default: all")
+    n_best: int = Field(1, ge=1, description="trials kept for a config, solver and environment")
 
 
 class GenericExporter(Exporter[GenericOptions]):
@@ -44,8 +45,8 @@ class GenericExporter(Exporter[GenericOptions]):
         return f".{UNSAFE.sub('_', source.library)}{self.extension}"
 
     def write(self, path: Path, source: ResultSource, options: GenericOptions, tally: Tally) -> int:
-        """By config key, environment key, time, solver."""
-        return self.write_records(path, _kept(source.records(), options.top, tally))
+        """By config key, environment key, time, solver, params."""
+        return self.write_records(path, _kept(source.records(options.n_best), options.top, tally))
 
     def entries(self, path: Path) -> Iterator[Entry]:
         """Time, workspace and params by config on a device and solver; without a time it is infinite."""
@@ -74,16 +75,17 @@ class GenericExporter(Exporter[GenericOptions]):
 
 
 def _kept(records: Iterable[ResultRecord], top: int | None, tally: Tally) -> Iterator[ResultRecord]:
-    config, group, place = "", ("", ""), 0
+    config, group, solvers = "", ("", ""), set[str]()
     for record in records:
         if record.time_ms is not None and not is_time(record.time_ms):
             tally.skipped[NO_TIME] += 1
             continue
         before, group = group, (record.config_key, record.environment.key)
-        place = place + 1 if group == before else 1
-        if top is not None and place > top:
+        solvers = solvers if group == before else set()
+        if top is not None and record.solver not in solvers and len(solvers) >= top:
             tally.skipped[f"slower than the {top} fastest of its config"] += 1
             continue
+        solvers.add(record.solver)
         if record.config_key != config:
             config = record.config_key
             tally.configs += 1

@@ -300,6 +300,8 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
         batch.skipped["its time is simulated"] += 1
     elif record.workspace_bytes > _MAX_BYTES or len(record.algorithm) > _MAX_ALGORITHM:
         batch.skipped["its workspace or algorithm is too large for the database"] += 1
+    elif batch.has_faster(ids[record.config], solver_id, record.time_ms):
+        batch.skipped["a faster trial of its solver is in the file"] += 1
     else:
         values = {
             "time_ms": record.time_ms,

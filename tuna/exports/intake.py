@@ -20,7 +20,7 @@ from tuna.libraries.base import canonical_name
 
 #: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
 _BATCH = 1000
-_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "problem_key")
+_VALUES = ("time_ms", "workspace_bytes", "params", "algorithm", "problem_key", "noisy", "clock")
 _COLUMNS = (*_VALUES, "source", "job_id")
 _KEY = ("session_id", "config_id", "solver_id")
 _MAX_SOURCE = 255
@@ -107,13 +107,22 @@ class Batch:
             self.skipped["the library does not have its solver"] += 1
         return found
 
+    def has_faster(self, config_id: int, solver_id: int, time_ms: float | None) -> bool:
+        """Whether an earlier entry of this file for the same result has a time as short or shorter."""
+        name = (config_id, solver_id)
+        row = self.before.get(name)
+        earlier = self.changed.get(name) or (row._asdict() if row is not None and row.job_id is None else None)
+        if earlier is None or self.task.source not in (earlier["source"] or ""):
+            return False
+        return earlier["time_ms"] is not None and (time_ms is None or earlier["time_ms"] <= time_ms)
+
     def put(self, config_id: int, solver_id: int, values: Mapping[str, Any]) -> bool:
         """Set some values of a result; False if what is there was measured."""
         name = (config_id, solver_id)
         row = self.before.get(name)
         if row is not None and row.job_id is not None:
             return False
-        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", None), strict=True))
+        empty: dict[str, Any] = dict(zip(_VALUES, (None, 0, "", "", None, False, ""), strict=True))
         old: dict[str, Any] = empty if row is None else row._asdict()
         new = {column: values.get(column, old[column]) for column in _VALUES}
         if row is None or any(new[column] != old[column] for column in _VALUES):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,11 +18,56 @@ from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_t
 _FETCH_ROWS = 1000
 
 
-def records(connection: sa.Connection, selection: Selection) -> Iterator[ResultRecord]:
+def records(connection: sa.Connection, selection: Selection, n_best: int = 1) -> Iterator[ResultRecord]:
     """Whole results by config key, environment key, time and solver's name, streamed; sorted by the database.
 
-    A golden entry has no job: it is that of the session's result, as long as that still has the same time.
+    With `n_best` each is followed by slower trials of the same job, in the same order and then that of their params.
     """
+    found = _records(connection, selection)
+    if n_best == 1:
+        yield from found
+        return
+    for _, group in groupby(found, key=lambda record: (record.config_key, record.environment.key)):
+        several = [one for record in group for one in (record, *_slower(connection, record, n_best - 1))]
+        yield from sorted(several, key=lambda one: (one.time_ms is None, one.time_ms, one.solver, one.params))
+
+
+def _slower(connection: sa.Connection, record: ResultRecord, count: int) -> list[ResultRecord]:
+    """The fastest good trials of the record's job that took as long or longer."""
+    if record.job_id is None or record.time_ms is None:
+        return []
+    columns = (
+        Trial.number,
+        Trial.time_ms,
+        Trial.params,
+        Trial.times_ms,
+        Trial.max_error,
+        Trial.clock,
+        Trial.measured_at,
+    )
+    query = (
+        sa.select(*columns)
+        .where(Trial.job_id == record.job_id, Trial.cause.is_(None), Trial.time_ms >= record.time_ms)
+        .where(Trial.number != record.trial_number, Trial.params.is_not(None))
+        .order_by(Trial.time_ms, Trial.params, Trial.number)
+        .limit(count)
+    )
+    return [
+        record._replace(
+            trial_number=row.number,
+            time_ms=row.time_ms,
+            params=row.params or "",
+            spread=spread_of(json.loads(row.times_ms)),
+            max_error=row.max_error,
+            clock=row.clock,
+            measured_at=row.measured_at,
+        )
+        for row in connection.execute(query)
+    ]
+
+
+def _records(connection: sa.Connection, selection: Selection) -> Iterator[ResultRecord]:
+    """A golden entry has no job: it is that of the session's result, as long as that still has the same time."""
     environments = _environments(connection, selection)
     query = _session_query(selection) if selection.rows is FindDb else _golden_query(selection)
     query = query.order_by(

@@ -44,9 +44,9 @@ class SqlSource:
         make: Any = row._make  # type: ignore[attr-defined]
         return map(make, found)
 
-    def records(self) -> Iterator[ResultRecord]:
-        """Whole results."""
-        return records(self._connection, self._selection)
+    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+        """Whole results; trials by the unique index (job_id, number)."""
+        return records(self._connection, self._selection, n_best)
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """Counted by the database."""

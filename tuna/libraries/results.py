@@ -137,8 +137,11 @@ class ResultSource(Protocol):
         else their order is any.
         """
 
-    def records(self) -> Iterator[ResultRecord]:
-        """Whole results by config key, environment key, time and solver's name: a total order."""
+    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+        """Whole results by config key, environment key, time, solver's name and params: a total order.
+
+        With `n_best` also up to so many trials of each config, solver and environment, the result the first of them.
+        """
 
     def kinds_without_key(self) -> Mapping[str, int]:
         """How many results have no `problem_key`, by their config's kind."""

@@ -20,8 +20,8 @@ from tuna.libraries.base import BASELINE
 from tuna.reports.result_filter import Conditions, conditions
 from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
 
-#: As many layers or fewer are named one by one; of more the next ones are searched for.
-_FEW = 20_000
+#: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone through in their order.
+_FEW = 2_000
 _MOST_LAYERS = 500
 _FACTS: tuple[Any, ...] = (
     Config.id.label("config_id"),

@@ -46,6 +46,7 @@ class FindDb(Base):
         UniqueConstraint("session_id", "config_id", "solver_id"),
         Index(None, "simulated", "session_id"),
         Index(None, "noisy", "session_id"),
+        Index(None, "updated_at"),
     )
 
 
@@ -98,7 +99,9 @@ class GoldenEntry(Base):
     device: Mapped[str] = text(255)
     source: Mapped[str | None] = text(255)
     measured_at: Mapped[datetime | None]
-    __table_args__ = table(UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"))
+    __table_args__ = table(
+        UniqueConstraint("golden_id", "arch", "num_cu", "config_id", "solver_id"), Index(None, "measured_at")
+    )
 
 
 class GoldenKernel(Base):

@@ -110,8 +110,8 @@ class SampleSource:
         names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]  # of a NamedTuple
         return self._broken(row(*(fields[name] for name in names)) for fields in found)
 
-    def records(self) -> Iterator[ResultRecord]:
-        """In their total order."""
+    def records(self, n_best: int = 1) -> Iterator[ResultRecord]:
+        """In their total order; the samples' own trials are no whole records."""
 
         def order(record: ResultRecord) -> tuple[Any, ...]:
             return record.config_key, record.environment.key, record.time_ms is None, record.time_ms, record.solver
