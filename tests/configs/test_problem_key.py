@@ -38,7 +38,7 @@ def problem_keys(draw: st.DrawFn) -> ProblemKey:
         strides=draw(small),
         dilations=draw(small),
         layouts=draw(st.tuples(words, words, words)),
-        data_type=draw(st.sampled_from(["FP32", "FP16", "BF16", "INT8INT8INT32"])),
+        data_type=draw(st.sampled_from(["FP32", "FP16", "BF16", "INT8"])),
         direction=draw(st.sampled_from("FBW")),
         group_count=draw(st.integers(1, 64)),
         casts=draw(st.sampled_from(["", "_ciFP8", "_ciFP8_cwBF8_coFP8"])),
@@ -103,9 +103,10 @@ def test_every_field_of_a_synthetic_key_gets_its_own_number() -> None:
     )
 
 
-def test_int8_sums_are_written_as_32_bits_and_only_forward() -> None:
-    layer = ConvConfig(1, 8, 9, 9, 8, 3, 3, data_type=DataType.INT8)
-    assert problem_key.from_conv(layer).data_type == "INT8INT8INT32"
+def test_int8_has_fins_key_and_only_forward() -> None:
+    """fin answers for `convint8 -n 4 -c 32 -H 28 -W 28 -k 32 -y 1 -x 1 -F 1` with this key."""
+    layer = ConvConfig(4, 32, 28, 28, 32, 1, 1, data_type=DataType.INT8)
+    assert problem_key.from_conv(layer).text() == "32-28-28-1x1-32-28-28-4-0x0-1x1-1x1-0-NCHW-INT8-F"
     with pytest.raises(NoKey, match="forward only"):
         problem_key.from_conv(layer.facing(Direction.BACKWARD_DATA))
 

@@ -13,11 +13,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from jobs_builder import make_jobs, states
 
+from tuna.cli import show
 from tuna.configs import GemmConfig
 from tuna.db import batches, configs, jobs, schema, solvers
 from tuna.db.engine import make_engine, reading, writing
-from tuna.db.models import Base, Job
-from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError
+from tuna.db.models import Base, Job, SolverApplicability
+from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError, TunaError
 from tuna.libraries.registry import get_library
 
 
@@ -118,6 +119,25 @@ def test_a_solver_that_is_gone_becomes_invalid_and_gets_no_jobs(engine: sa.Engin
         assert solvers.update_solvers(connection, Smaller()) == 3
         request = jobs.JobRequest(session_id, "noop", ["build"], "x", "new")
         assert jobs.load(connection, request) == 3
+
+
+def test_a_layer_without_an_answer_keeps_its_solvers_and_fails_the_command(engine: sa.Engine) -> None:
+    session_id = make_jobs(engine, 1)
+    library = get_library("noop")
+
+    class Crashing(type(library)):  # type: ignore[misc]
+        def applicable(self, *given: object) -> object:
+            (config, _), *others = super().applicable(*given)
+            return iter([(config, None), *others])
+
+    before = solvers.update_applicability(engine, library, session_id)
+    found = solvers.update_applicability(engine, Crashing(), session_id)
+    assert (found.configs, len(found.unanswered)) == (before.configs, 1)
+    with reading(engine) as connection:
+        pairs = sa.select(sa.func.count()).select_from(SolverApplicability)
+        assert connection.execute(pairs).scalar_one() == before.pairs
+    with pytest.raises(TunaError, match=f"failed to answer for 1 of {before.configs} layers, such as "):
+        show.applicability(found)
 
 
 def test_claiming_reads_a_range_of_an_index(engine: sa.Engine) -> None:

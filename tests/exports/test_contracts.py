@@ -16,7 +16,7 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.diff import diff
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries.exporter import Entry
-from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen import problem, problem_key
 from tuna.libraries.miopen.formats.find_exporter import FindExporter
 from tuna.libraries.miopen.formats.kernel_exporter import KernelExporter
 from tuna.libraries.miopen.formats.perf_exporter import PerfExporter
@@ -46,7 +46,7 @@ class Ours(ExporterContract):
             layer.driver(), solver, time_ms, config_key=layer.key, label=layer.label, job_id=number, **facts
         )
         code = ((f"code {number} ".encode() * 99, "", ""),)
-        return SampleResult(record, problem_key.text_of(layer), kernels=code, workload=workload(str(number)))
+        return SampleResult(record, problem.text_of(layer), kernels=code, workload=workload(str(number)))
 
     def test_two_exports_of_the_same_do_not_differ(self, tmp_path: Path) -> None:
         one, other = (self.export(tmp_path / name).path for name in "ab")

@@ -15,7 +15,6 @@ from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
 from tuna.exports import export
 from tuna.exports.diff import diff
-from tuna.exports.entries import Pair
 from tuna.exports.importer import import_db
 from tuna.libraries.base import Environment
 from tuna.libraries.miopen import problem_key
@@ -24,6 +23,16 @@ from tuna.libraries.miopen.formats import find_db, perf_db
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 WRW = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-W"
 PERF = "2x64x28x28x1x3x3x1x64x16x1x1x0x1x1x0x1x1x0x0x1xNCHWxFP32xF"
+
+
+#: Keys that no layer of Tuna has: a size that is no convolution's, tensor casts, other types and layouts, a bias.
+UNUSUAL = (
+    "128-1-1-3x3-256-1-1-114-0x0-1x1-1x1-0-NCHW-FP32-F",
+    f"{KEY}_ciFP8_coFP8",
+    KEY.replace("FP32", "INT8INT8INT32"),
+    KEY.replace("NCHW", "NCHW-NHWC-NCHW"),
+    KEY.replace("1x1-0-NCHW", "1x1-1-NCHW"),
+)
 
 
 @pytest.fixture()
@@ -108,17 +117,37 @@ def test_find_db_and_perf_db_of_gfx942_come_out_as_they_went_in(
     assert not diff(perf, text).differs
 
 
+def test_keys_that_no_layer_has_come_out_as_they_went_in(
+    engine: sa.Engine, session_id: int, tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    find = write("gfx942130.HIP.fdb.txt", *(f"{key}=GemmFwdRest:0.5,0,miopenConvolutionFwdAlgoGEMM" for key in UNUSUAL))
+    assert dict(import_db(engine, find, session_id).skipped) == {}
+    assert {record.key for record in find_db.read(exported(engine, session_id, "find", tmp_path))} == set(UNUSUAL)
+    rows = dict.fromkeys([PERF, *(problem_key.parse(key).perf().text() for key in UNUSUAL)])
+    perf = write("gfx942130.db.txt", *(f"{row}=ConvAsm1x1U:1,2" for row in rows))
+    assert dict(import_db(engine, perf, session_id).skipped) == {}
+    assert not diff(perf, exported(engine, session_id, "perf", tmp_path, text=True)).differs
+
+
+def test_the_keys_of_gfx90a_that_are_of_no_layer_come_out_as_they_went_in(
+    engine: sa.Engine, session_id: int, tmp_path: Path
+) -> None:
+    find = tmp_path / "gfx90a68.HIP.fdb.txt"
+    find.write_bytes(shared_data("miopen_db", "gfx90a68.not_imported.fdb.txt").read_bytes())
+    report = import_db(engine, find, session_id)
+    assert (report.rows, report.configs, dict(report.skipped)) == (1315, 412, {})
+    assert not diff(find, exported(engine, session_id, "find", tmp_path / "out")).differs
+
+
 def test_a_perf_db_with_rows_of_three_dimensions_comes_out_as_it_went_in(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
     perf = shared_data("miopen_db", "gfx1030_36.db.bz2")
     report = import_db(engine, perf, session_id)
-    # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution.
-    assert (report.rows, dict(report.skipped)) == (9_868, {"its key is none of a convolution": 4})
+    # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution: they are kept as they are.
+    assert (report.rows, dict(report.skipped)) == (9_872, {})
     path = exported(engine, session_id, "perf", tmp_path)
-    lost: list[Pair] = []
-    diff(perf, path, lost.append)
-    assert [("x-5x-5x" in pair.key, pair.b) for pair in lost] == [(True, None)] * 4
+    assert not diff(perf, path).differs
     assert sum(record.key.spatial_dim == 3 for record in perf_db.read(path)) == 36
     assert path.read_bytes() == exported(engine, session_id, "perf", tmp_path / "2").read_bytes()
 
@@ -185,8 +214,8 @@ def test_what_miopen_would_not_take_is_left_out_and_counted(
         f"{WRW}_ciFP8=A:1,0,{algorithm}",
     )
     report = import_db(engine, path, session_id)
-    assert (report.rows, sum(report.skipped.values())) == (1, 5)
-    assert results(engine) == {(KEY, "A"): (1.0, 0, "")}
+    assert (report.rows, sum(report.skipped.values())) == (2, 4), "the key with a cast is kept"
+    assert results(engine) == {(KEY, "A"): (1.0, 0, ""), (f"{WRW}_ciFP8", "A"): (1.0, 0, "")}
 
 
 @pytest.mark.parametrize(

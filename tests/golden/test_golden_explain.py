@@ -11,7 +11,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 from tuna.configs import parse_line
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.miopen.problem_key import text_of
+from tuna.libraries.miopen.problem import text_of
 
 OLD = {"time_ms": 1.0, "params": "4,4", "algorithm": "Direct", "workspace_bytes": 64, "code": [b"old"]}
 NEW = {"time_ms": 0.5, "params": "8,8", "algorithm": "Direct", "workspace_bytes": 64, "code": [b"new 0", b"new 1"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
 from tuna.libraries.base import canonical_name
-from tuna.libraries.miopen import answers, kernels, names, problem_key, request
+from tuna.libraries.miopen import answers, kernels, names, problem, request
 from tuna.libraries.miopen.answers import Failure
+from tuna.libraries.miopen.formats import perf_db
 from tuna.libraries.miopen.kernels import BadKernel
+from tuna.testing import fin_params, fin_problem, fin_solvers
 from tuna.vocabulary import Cause
 
 _TYPES = {command: data_type.value for data_type, command in COMMANDS.items()}
@@ -90,7 +93,7 @@ def test_target_ids(arch: str, target: str) -> None:
 def test_our_key_of_a_problem_is_fins() -> None:
     for job, answer in exchanges():
         assert answers.problem_key(answer, config_of(job["config"])) == ""
-        assert answer["db_key"] == problem_key.text_of(config_of(job["config"]))
+        assert answer["db_key"] == problem.text_of(config_of(job["config"]))
 
 
 def test_an_answer_about_another_problem_is_refused() -> None:
@@ -284,3 +287,29 @@ def test_batch_norm_is_put_with_the_names_that_fin_reads() -> None:
 def test_the_directions_of_batch_norm(flags: str, direction: int) -> None:
     (config,) = parse_line(f"MIOpenDriver bnorm {flags}")
     assert request.applicability([config], "gfx908", 120)[0]["direction"] == direction  # type: ignore[list-item]
+
+
+def test_the_doubles_params_have_the_forms_of_those_that_miopen_ships() -> None:
+    shipped: dict[str, set[str]] = {}
+    for name in ("gfx942130.trimmed.db", "gfx1030_36.trimmed.db", "gfx906_60.trimmed.db"):
+        for record in perf_db.read(shared_data("miopen_db", name)):
+            shipped.setdefault(record.solver, set()).add(_form(record.params))
+    device = fin_problem.Device("gfx942", 304, "")
+    compared = set()
+    for flag in (1, 2, 4):
+        (asked_for,) = parse_line(f"MIOpenDriver conv -n 16 -c 64 -H 28 -W 28 -k 64 -y 3 -x 3 -p 1 -q 1 -F {flag}")
+        asked = fin_problem.Problem(request.config_fields(asked_for))
+        for solver in fin_solvers.CONVOLUTION:
+            if asked.direction not in solver.directions:
+                continue
+            # The two precompiled ones that are shipped are of classes that no later MIOpen has.
+            if solver.tunable and solver.name in shipped and solver.name not in fin_solvers.PRECOMPILED:
+                made = {_form(params) for params in fin_params.perf_configs(solver, asked, device)}
+                assert made <= shipped[solver.name], solver.name
+                compared.add(solver.name)
+    assert len(compared) > 20
+
+
+def _form(params: str) -> str:
+    """Params with N for each number, and T for the data type."""
+    return re.sub(r"\d+", "N", re.sub(r"(fp|bf)\d+", "T", params))

@@ -10,6 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli.console import print_json, print_table
+from tuna.errors import TunaError
 
 if TYPE_CHECKING:
     from tuna.api import ImportedConfigs, LoadedJobs, MergedDatabase, Networks, StartedSession
@@ -140,10 +141,16 @@ def _yes(value: bool) -> str:
 
 
 def applicability(found: Applicability) -> None:
-    """How many pairs there are, and what was left out."""
+    """How many pairs there are, and what was left out; raises TunaError if the library failed to answer for some."""
     click.echo(f"{found.configs} layers, {found.pairs} applicable pairs of layer and solver")
     for name, count in sorted(found.unknown.items()):
         click.echo(f"left out: {name} applies to {count} layers but is no known solver", err=True)
+    if found.unanswered:
+        first = "; ".join(found.unanswered[:3])
+        raise TunaError(
+            f"The library failed to answer for {len(found.unanswered)} of {found.configs} layers, such as {first}.",
+            hint="the log has the reason for each; the other layers are done, and the same command asks again for all",
+        )
 
 
 def loaded(found: LoadedJobs) -> None:

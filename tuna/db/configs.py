@@ -15,7 +15,7 @@ from tuna.db.models import ConfigTag, Kernel
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.problem import text_of
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.
@@ -100,7 +100,7 @@ def _row(config: Config) -> dict[str, object]:
         "body": config.body_digest,
         "driver": config.text(),
         "label": config.label,
-        "problem_key": problem_key.text_of(config),
+        "problem_key": text_of(config),
         "created_at": utc_now(),
     }
     for name, limit in models.CONFIG_CHARS.items():

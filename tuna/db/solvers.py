@@ -111,6 +111,9 @@ class Applicability:
     configs: int
     pairs: int
     unknown: Mapping[str, int] = field(default_factory=dict)  #: count by name of solvers that are not in the database
+    unanswered: tuple[
+        str, ...
+    ] = ()  #: labels of configs for which the library failed to answer; they keep what they had
 
 
 def update_applicability(engine: sa.Engine, library: Library, session_id: int, tag: str | None = None) -> Applicability:
@@ -127,8 +130,12 @@ def update_applicability(engine: sa.Engine, library: Library, session_id: int, t
     unknown: Counter[str] = Counter()
     rows: list[dict[str, int]] = []
     config_ids: list[int] = []
+    unanswered: list[str] = []
     count = 0
     for config, names in library.applicable((config for _, config in pairs), environment):
+        if names is None:
+            unanswered.append(config.label)
+            continue
         config_id = by_key[config.key]
         config_ids.append(config_id)
         found = {canonical_name(name) for name in names}
@@ -140,7 +147,8 @@ def update_applicability(engine: sa.Engine, library: Library, session_id: int, t
         if len(config_ids) >= _BATCH:
             count += _replace(engine, session_id, config_ids, rows)
             rows, config_ids = [], []
-    return Applicability(len(pairs), count + _replace(engine, session_id, config_ids, rows), dict(unknown))
+    count += _replace(engine, session_id, config_ids, rows)
+    return Applicability(len(pairs), count, dict(unknown), tuple(unanswered))
 
 
 def _replace(engine: sa.Engine, session_id: int, config_ids: Sequence[int], rows: Sequence[dict[str, int]]) -> int:

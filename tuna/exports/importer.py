@@ -29,7 +29,8 @@ from tuna.libraries.miopen.formats import find_db
 from tuna.libraries.miopen.formats.database_file import read_perf
 from tuna.libraries.miopen.formats.find_db import FindRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
-from tuna.libraries.miopen.problem_key import NoKey, PerfKey
+from tuna.libraries.miopen.problem import ProblemConfig
+from tuna.libraries.miopen.problem_key import PerfKey, ProblemKey
 
 #: How the records of a file are read, and how they are stored.
 _Reading: TypeAlias = tuple[Callable[[Path], Iterator[Any]], Callable[[Task, Iterator[Any]], None]]
@@ -166,14 +167,18 @@ def _find_configs(batch: Batch, part: Sequence[FindRecord]) -> dict[str, int]:
     for record in part:
         if record.key not in ids:
             try:
-                made[record.key] = problem_key.to_conv(problem_key.parse(record.key))
-            except BadInput as error:
-                batch.skipped[_why(error)] += len(record.items)
+                made[record.key] = _layer_or_problem(problem_key.parse(record.key))
+            except BadInput:
+                batch.skipped["its key is no problem of MIOpen's"] += len(record.items)
     return ids | batch.store_configs(made)
 
 
-def _why(error: BadInput) -> str:
-    return str(error) if isinstance(error, NoKey) else "its key is none of a convolution"
+def _layer_or_problem(key: ProblemKey) -> Layer:
+    """The layer with this key, or where none can have it the key itself."""
+    try:
+        return problem_key.to_conv(key)
+    except BadInput:
+        return ProblemConfig(key.text())
 
 
 def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping[tuple[PerfKey, int], str]) -> None:
@@ -268,10 +273,17 @@ def _make(batch: Batch, part: Sequence[PerfKey], wanted: Mapping[PerfKey, Mappin
     made = {}
     for key in part:
         try:
-            made[key] = problem_key.conv_from_perf(key)
-        except BadInput as error:
-            batch.skipped[_why(error)] += len(wanted[key])
+            made[key] = _layer_or_problem_of_row(key)
+        except BadInput:
+            batch.skipped["its key is no problem of MIOpen's"] += len(wanted[key])
     return batch.store_configs(made)
+
+
+def _layer_or_problem_of_row(key: PerfKey) -> Layer:
+    try:
+        return problem_key.conv_from_perf(key)
+    except BadInput:
+        return ProblemConfig(problem_key.problem_of(key).text())
 
 
 def _import_results(task: Task, records: Iterator[ImportedResult]) -> None:

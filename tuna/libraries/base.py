@@ -138,8 +138,13 @@ class Library(ABC):
         """Every solver of the installed version; needs neither the device nor the library itself."""
 
     @abstractmethod
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        """For each config the names of the solvers that can run it in a session's environment."""
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str] | None]]:
+        """For each config the names of the solvers that can run it in a session's environment.
+
+        None for a config that gets no answer, such as one on which the library's program crashes; it counts as a failure.
+        """
 
     @abstractmethod
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:

@@ -1,4 +1,4 @@
-"""Simulated perf configs, kernel objects and times of the fin double, all derived from hashes.
+"""Simulated kernel objects and times of the fin double, all derived from hashes.
 
 A code object is an ELF magic number followed by pseudo-random bytes, a time is a formula; both are deterministic.
 """
@@ -14,44 +14,25 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
+    from tuna.testing.fin_params import REPEATING, WORDS, perf_configs
     from tuna.testing.fin_problem import Device, Problem
-    from tuna.testing.fin_solvers import PRECOMPILED, WITHOUT_KERNELS, Solver
+    from tuna.testing.fin_solvers import WITHOUT_KERNELS, Solver
 else:
+    from fin_params import REPEATING, WORDS, perf_configs
     from fin_problem import Device, Problem
-    from fin_solvers import PRECOMPILED, WITHOUT_KERNELS, Solver
+    from fin_solvers import WITHOUT_KERNELS, Solver
 
 KernelObject = dict[str, Any]
-#: perf_compile sends this solver's one kernel once for each number of wave groups.
-REPEATING = "ConvBinWinogradRxSf3x2"
-_REPETITIONS = 60
 #: In TFLOP/s.
 _SPEEDS = {"GEMM": 6.0, "Direct": 4.0, "Winograd": 9.0, "ImplicitGEMM": 8.0, "FFT": 2.0}
 _NAIVE_SPEED, _LAUNCH_MS = 0.2, 0.004
-_WORDS = {"F": "fwd", "B": "bwd", "W": "wrw"}
-_TILES = ((128, 64), (128, 128), (64, 64), (64, 128), (256, 64), (256, 128), (32, 64), (64, 32))
 _ROM_BYTES = 4096
-
-
-def perf_configs(solver: Solver, problem: Problem, device: Device) -> list[str]:
-    """The params of every perf config of a solver; one empty string if it is not tunable."""
-    if not solver.tunable:
-        return [""]
-    if solver.name == REPEATING:
-        return [str(groups) for groups in sorted({*range(1, min(_REPETITIONS, device.num_cu)), device.num_cu})]
-    count = 4 + _hash(solver.name) % 5
-    if "GTCDynamic" in solver.name:
-        head = f"{_WORDS[problem.direction]},nhwc,{problem.data_type.lower()},0,1"
-        return [f"{head},{m},{n},16,32,32,2,1,1,1,2,0,0,2,0,1,0[2]" for m, n in _TILES[:count]]
-    if solver.name in PRECOMPILED:
-        stem = f"DeviceGroupedConv{_WORDS[problem.direction].title()}_Xdl_CShuffle"
-        return [f"{stem}<256, {m}, {n}, 32, Default, 8, {count}>" for m, n in _TILES[:count]]
-    return [f"{i % 2},{1 << i % 4},{2 + i},{16 * (1 + i % 3)}" for i in range(count)]
 
 
 def default_params(solver: Solver, problem: Problem, device: Device) -> str:
     """The params that MIOpen uses if no database has any."""
     configs = perf_configs(solver, problem, device)
-    return configs[-1] if solver.name == REPEATING else configs[_hash(solver.name, problem.db_key()) % len(configs)]
+    return configs[-1] if solver.name in REPEATING else configs[_hash(solver.name, problem.db_key()) % len(configs)]
 
 
 def workspace_bytes(solver: Solver, problem: Problem, params: str) -> int:
@@ -118,7 +99,7 @@ def _source(solver: Solver, problem: Problem, device: Device, params: str) -> tu
     if "GTCDynamic" in solver.name:
         # The tile is part of the file name, since different params have the same options.
         tile = "x".join(params.split(",")[5:8])
-        word, layout = _WORDS[problem.direction], "nhwc"
+        word, layout = WORDS[problem.direction], "nhwc"
         return f"igemm_{word}_gtcx_{layout}_{data_type}_bx0_ex1_bt{tile}.s", " -Wa,-defsym,ROCM_METADATA_VERSION=5"
     form = "-Wa,-defsym,{}={}" if solver.name.startswith("ConvAsm") else "-D{}={}"
     sizes = {"BATCH": problem.batch, "GROUPS": problem.groups, "DIRECTION": "FBW".index(problem.direction)}

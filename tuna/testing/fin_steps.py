@@ -12,12 +12,13 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
-    from tuna.testing import fin_kernels, fin_problem, fin_solvers
+    from tuna.testing import fin_kernels, fin_params, fin_problem, fin_solvers
     from tuna.testing.fin_cache import CacheFolder, hang
     from tuna.testing.fin_problem import FinError
     from tuna.testing.fin_solvers import Solver
 else:
     import fin_kernels
+    import fin_params
     import fin_problem
     import fin_solvers
     from fin_cache import CacheFolder, hang
@@ -195,7 +196,7 @@ class Job:
         """The params of the system perf db if they are valid, else the default."""
         problem = self._convolution()
         found = _system_params(self._device, problem.perf_key(), solver.name) if solver.tunable else None
-        if found in fin_kernels.perf_configs(solver, problem, self._device) and found is not None:
+        if found in fin_params.perf_configs(solver, problem, self._device) and found is not None:
             return found
         if found is not None:
             sys.stderr.write(f"Invalid config loaded from Perf Db: {solver.name}: {found}\n")
@@ -226,7 +227,7 @@ class Job:
             entry["reason"] = "Not Dynamic"
             return False
         self._misbehave(solver, "crash_solvers", "hang_solvers")
-        configs = fin_kernels.perf_configs(solver, self._convolution(), self._device)
+        configs = fin_params.perf_configs(solver, self._convolution(), self._device)
         kernels = [kernel for params in configs for kernel in self._kernels(solver, params)]
         entry |= {"tunable": solver.tunable, "reason": "Success", "kernel_objects": kernels}
         return True

@@ -9,8 +9,7 @@ from typing import Any
 from tuna.configs import Config
 from tuna.libraries.base import Solver, canonical_name
 from tuna.libraries.context import ArtifactStore
-from tuna.libraries.miopen import kernels, names
-from tuna.libraries.miopen import problem_key as keys
+from tuna.libraries.miopen import kernels, names, problem
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
 from tuna.vocabulary import Cause
@@ -94,7 +93,7 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
 
 def problem_key(answer: Mapping[str, Any], config: Config) -> str:
     """fin's problem key if Tuna cannot compute the config's, else empty; raises Failure if the two differ."""
-    theirs, ours = answer.get("db_key"), keys.text_of(config)
+    theirs, ours = answer.get("db_key"), problem.text_of(config)
     if not isinstance(theirs, str) or not theirs:
         return ""
     if len(theirs) > _MAX_KEY:

@@ -103,8 +103,10 @@ class MiopenLibrary(Library):
                     f"fin could not list its solvers: {error}.", hint=error.tail.strip()[-500:]
                 ) from None
 
-    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
-        """By fin, in blocks that run concurrently; a config that crashes fin has no applicable solver."""
+    def applicable(
+        self, configs: Iterable[Config], environment: Environment
+    ) -> Iterator[tuple[Config, Sequence[str] | None]]:
+        """By fin, in blocks that run concurrently; a config that crashes fin has no answer."""
         blocks = _blocks(layer for layer in configs if isinstance(layer, Layer))
         with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
             place = Place(Path(folder), timeout_s=_ASK_TIMEOUT_S)
@@ -146,7 +148,7 @@ def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
         yield block
 
 
-def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tuple[Config, Sequence[str]]]:
+def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tuple[Config, Sequence[str] | None]]:
     try:
         found = answers.applicable(fin.call(request.applicability(block, where.arch, where.num_cu), place), len(block))
     except FinFailed as error:
@@ -154,7 +156,7 @@ def _applicable(block: list[Layer], where: Environment, place: Place) -> list[tu
             half = len(block) // 2
             return _applicable(block[:half], where, place) + _applicable(block[half:], where, place)
         log.error("applicability failed in fin", layer=block[0].label, reason=str(error), tail=error.tail[-500:])
-        return [(block[0], [])]
+        return [(block[0], None)]
     return list(zip(block, found, strict=True))
 
 

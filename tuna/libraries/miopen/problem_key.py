@@ -18,16 +18,13 @@ from tuna.errors import BadInput
 #: Layouts that all three tensors may share with only one word in the key.
 _DEFAULT_LAYOUTS = {2: "NCHW", 3: "NCDHW"}
 _DIRECTIONS = ("F", "B", "W")
-#: The data types of a key that a layer can have. MIOpenDriver's convint8 writes its sums as 32-bit integers.
-_DATA_TYPES = {
-    "FP32": DataType.FP32,
-    "FP16": DataType.FP16,
-    "BF16": DataType.BF16,
-    "INT8INT8INT32": DataType.INT8,
-}
+_ALONG = ("in", "fil", "pad", "conv_stride", "dilation")
+#: The data types of a key that a layer can have: that of all three tensors, by fin for `convint8` too.
+_DATA_TYPES = {name.value: name for name in (DataType.FP32, DataType.FP16, DataType.BF16, DataType.INT8)}
 #: How a key begins: channels and sizes.
 _KEY_START = re.compile(r"\d+-\d+-\d+-")
-_KEY_TYPES = {data_type: name for name, data_type in _DATA_TYPES.items()}
+#: Between two fields of a key; MIOpen ships a few with negative sizes.
+_HYPHEN = re.compile(r"(?<!-)-")
 
 
 class NoKey(UnsupportedLine):
@@ -74,7 +71,7 @@ class PerfKey:
         if len(words) != len(_PERF_TEXT):
             raise BadInput(f"{text!r} is no perf-db key: {len(words)} fields, not {len(_PERF_TEXT)}")
         try:
-            numbers = [int(word) if word.startswith("-") else _number(word) for word in words[: len(_PERF_NUMBERS)]]
+            numbers = [_number(word) for word in words[: len(_PERF_NUMBERS)]]
         except ValueError as error:
             raise BadInput(f"{text!r} is no perf-db key: {error}") from None
         layout, data_type, direction = words[len(_PERF_NUMBERS) :]
@@ -180,7 +177,7 @@ def from_conv(config: ConvConfig) -> ProblemKey:
         strides=along("conv_stride"),
         dilations=along("dilation"),
         layouts=(in_layout, config.fil_layout, out_layout),
-        data_type=_KEY_TYPES[config.data_type],
+        data_type=config.data_type.value,
         direction=config.direction.value,
         group_count=config.group_count,
     )
@@ -222,9 +219,47 @@ def conv_from_perf(key: PerfKey) -> ConvConfig:
     return config
 
 
+def problem_of(key: PerfKey) -> ProblemKey:
+    """A problem with this row of a perf db, for one that no layer has; its "out" has the size that a convolution gives, at least 1.
+
+    Raises BadInput for a row whose numbers are those of no problem.
+    """
+    if key.spatial_dim not in LAYOUTS or key.direction not in _DIRECTIONS:
+        raise BadInput(f"{key.text()} is no problem of 2 or 3 dimensions in a direction F, B or W")
+    axes = ("d", "h", "w")[3 - key.spatial_dim :]
+
+    def along(name: str) -> tuple[int, ...]:
+        return tuple(getattr(key, f"{name}_{axis}") for axis in axes)
+
+    size = _output if key.direction == Direction.FORWARD else _smallest_input
+    found = ProblemKey(
+        in_channels=key.in_channels,
+        in_size=along("in"),
+        fil_size=along("fil"),
+        out_channels=key.out_channels,
+        out_size=tuple(size(key, axis) for axis in axes),
+        batchsize=key.batchsize,
+        pads=along("pad"),
+        strides=along("conv_stride"),
+        dilations=along("dilation"),
+        layouts=(key.layout,) * 3,
+        data_type=key.data_type,
+        direction=key.direction,
+        group_count=key.group_count,
+        bias=key.bias,
+    )
+    if parse(found.text()).perf() != key:
+        raise BadInput(f"{key.text()} is no problem: it reads as {parse(found.text()).perf().text()}")
+    return found
+
+
+def _output(key: PerfKey, axis: str) -> int:
+    size, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _ALONG)
+    return int(max(1, (size + 2 * pad - dilation * (fil - 1) - 1) // max(1, stride) + 1))
+
+
 def _smallest_input(key: PerfKey, axis: str) -> int:
-    names = ("in", "fil", "pad", "conv_stride", "dilation")
-    out, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in names)
+    out, fil, pad, stride, dilation = (getattr(key, f"{name}_{axis}") for name in _ALONG)
     return int(max(1, (out - 1) * stride + dilation * (fil - 1) + 1 - 2 * pad))
 
 
@@ -248,14 +283,6 @@ def _conv(key: PerfKey, in_size: tuple[int, ...], out_size: tuple[int, ...]) -> 
     return ConvConfig(**fields)
 
 
-def text_of(config: object) -> str | None:
-    """The find-db key of a layer; None if MIOpen has none, or none that is known for certain."""
-    try:
-        return from_conv(config).text() if isinstance(config, ConvConfig) else None
-    except NoKey:
-        return None
-
-
 def perf_key_of(config: object) -> PerfKey | None:
     """The perf-db fields of a layer; None if it has no key that is known for certain."""
     try:
@@ -269,7 +296,7 @@ def parse(text: str) -> ProblemKey:
 
     One word may stand for three equal layouts that are not MIOpen's default: lists of layers have such keys.
     """
-    words = text.split("-")
+    words = _HYPHEN.split(text)
     dims = 3 if len(words) > 4 and words[4].count("x") == 2 else 2
     one_layout, three_layouts = 11 + 2 * dims, 13 + 2 * dims
     if len(words) not in (one_layout, three_layouts):
@@ -324,7 +351,8 @@ def _tail(text: str) -> tuple[str, int, str]:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
         raise ValueError(f"{text!r} is no number")
     return int(text)
 

@@ -107,6 +107,7 @@ class LibraryContract:
         found = list(library.applicable(iter(configs), library.environment()))
         assert sorted(config.key for config, _ in found) == sorted(config.key for config in configs)
         for config, names in found:
+            assert names is not None, f"applicable() has no answer for {config.label}"
             unknown = set(names) - set(kinds)
             assert not unknown, f"applicable() names solvers that solvers() does not have: {unknown}"
             assert len(set(names)) == len(names)

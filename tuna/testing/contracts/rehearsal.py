@@ -83,7 +83,7 @@ def _first_items(
     library: Library, configs: Sequence[Config], options: Mapping[str, Any], max_jobs: int
 ) -> list[WorkItem]:
     environment = library.environment()
-    jobs = [(config, name) for config, names in library.applicable(configs, environment) for name in names]
+    jobs = [(config, name) for config, names in library.applicable(configs, environment) for name in names or ()]
     return [
         WorkItem(
             job_id=1000 - 7 * number,  # neither consecutive nor ascending
