@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import click
 
+from tuna.cli.golden import update_golden_command
 from tuna.cli.main import tuna
 from tuna.cli.mituna import export_db, go_fish, load_job
 
@@ -14,6 +15,7 @@ PROGRAMS: dict[str, click.Command] = {
     "go_fish": go_fish.go_fish,
     "load_job": load_job.load_job,
     "export_db": export_db.export_db,
+    "update_golden": update_golden_command,
 }
 
 

@@ -20,6 +20,7 @@ from left_behind import LeftBehind
 from shared_data import DRILLS, need
 
 from tuna.cli.main import guarded
+from tuna.cli.mituna.common import respell
 from tuna.db.engine import make_engine
 from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
@@ -216,7 +217,8 @@ def type_in(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., End
 
     def run(program: str, *words: object) -> Ended:
         capsys.readouterr()
-        code = guarded(PROGRAMS[program], [str(word) for word in words], name=program)
+        seeds = {} if program == "tuna" else {"respell": respell}
+        code = guarded(PROGRAMS[program], [str(word) for word in words], name=program, **seeds)
         return Ended(code, *capsys.readouterr())
 
     return run

@@ -51,10 +51,21 @@ class Artifacts:
         """Store `data` atomically; returns its SHA-256 (hex)."""
         digest = hashlib.sha256(data).hexdigest()
         if self._files.expires or not self._is_good(digest):
-            if self._key:  # signature first, so that the bytes never exist without one
-                self._files.write(digest + self._suffix, self._signature(digest, data))
-            self._files.write(digest, data)
+            self._write(digest, data)
         return digest
+
+    def try_out(self, data: bytes) -> bool:
+        """Write some bytes, also where they are there already, and read them again; raises StoreUnavailable."""
+        digest = hashlib.sha256(data).hexdigest()
+        self._write(digest, data)
+        same = self.get(digest) == data
+        self.release([digest])
+        return same
+
+    def _write(self, digest: str, data: bytes) -> None:
+        if self._key:  # signature first, so that the bytes never exist without one
+            self._files.write(digest + self._suffix, self._signature(digest, data))
+        self._files.write(digest, data)
 
     def _is_good(self, digest: str) -> bool:
         try:

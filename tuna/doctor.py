@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution, packages_distributions
 from typing import Any
@@ -24,7 +24,7 @@ from tuna.libraries.registry import GROUP, get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
 from tuna.sandbox.cores import compile_cpus, eval_cpus
-from tuna.settings import Settings, get_settings
+from tuna.settings import Settings, get_settings, misspelt
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)
@@ -56,6 +56,7 @@ def check(library: str | None = None) -> list[Finding]:
     settings = get_settings()
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "installation": of_installation,
+        "settings": of_settings,
         "disk": lambda: of_disk(settings),
         "database": lambda: of_sql(open_database()),
         "redis": lambda: of_redis(settings),
@@ -64,7 +65,17 @@ def check(library: str | None = None) -> list[Finding]:
         "cores": of_cores,
     }
     found = [finding for what, look in checks.items() for finding in _answered(what, look)]
-    return found + [of_library(name) for name in ([library] if library else names())]
+    found += [of_library(name) for name in ([library] if library else names())]
+    return _once(found)
+
+
+def _once(found: Sequence[Finding]) -> list[Finding]:
+    """Without findings that repeat the fault of an earlier one: a setting that is wrong fails several checks."""
+    kept: list[Finding] = []
+    for finding in found:
+        if not any(fault.text in finding.text for fault in kept if not fault.ok):
+            kept.append(finding)
+    return kept
 
 
 def _answered(what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -81,6 +92,13 @@ def of_installation() -> Iterator[Finding]:
     text = f"{DISTRIBUTION} {__version__}" + (f" beside {', '.join(others)}" if others else "")
     hint = f"both write the package tuna; pip uninstall {' '.join(others)}, then install {DISTRIBUTION} again"
     yield _judge("installation", bool(others), text, hint)
+
+
+def of_settings() -> Iterator[Finding]:
+    """Variables whose names look like a setting's, and are none."""
+    wrong = [f"{name} is no setting" for name in misspelt()]
+    hint = f"did you mean {', '.join(misspelt().values())}?"
+    yield _judge("settings", bool(wrong), ", ".join(wrong) or "all names are known", hint, warning=True)
 
 
 def _is_ours(name: str) -> bool:
@@ -311,9 +329,7 @@ def of_artifacts(settings: Settings) -> Iterator[Finding]:
     store = Artifacts.from_settings(settings)
     data = f"tuna doctor {uuid.getnode()}\n".encode()  # the same bytes each time, so that a store does not fill up
     started = time.monotonic()
-    digest = store.put(data)
-    ok = store.get(digest) == data
-    store.release([digest])
+    ok = store.try_out(data)
     text = f"can be written and read, {1000 * (time.monotonic() - started):.0f} ms"
     yield Finding("artifacts", ok, text if ok else "what is read is not what was written")
     if settings.artifacts_url is None:

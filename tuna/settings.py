@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import shlex
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 from tuna.errors import BadInput
+from tuna.sentences import nearest
 
 #: Largest settings file.
 _MAX_FILE_BYTES = 1 << 20
@@ -138,7 +140,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = Path(os.environ.get("TUNA_CONFIG", "tuna.toml"))
+        given = os.environ.get("TUNA_CONFIG")
+        toml = Path(given or "tuna.toml")
+        if given and not toml.exists():
+            raise ValueError(f"TUNA_CONFIG names {toml}, which is not there.")
         if toml.exists() and (not toml.is_file() or toml.stat().st_size > _MAX_FILE_BYTES):
             raise ValueError(f"{toml} is not a file, or has more than {_MAX_FILE_BYTES} bytes.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
@@ -174,7 +179,27 @@ def get_settings() -> Settings:
         raise BadInput(f"The settings file cannot be read: {error}") from None
 
 
+#: Variables that are no settings.
+_OTHERS = ("TUNA_CONFIG", "TUNA_JOIN", "TUNA_EXAMPLE_PROGRAM")
+_ALIKE = 0.88
+
+
+def misspelt() -> dict[str, str]:
+    """Variables of this process that look like a setting's name and are none, each with that name."""
+    known = {f"TUNA_{name.upper()}" for name in Settings.model_fields}.union(_OTHERS)
+    found = {}
+    for name in sorted(os.environ):
+        if name.startswith("TUNA_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+            if close:
+                found[name] = close[0]
+    return found
+
+
 def _invalid_setting(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        near = nearest(name, Settings.model_fields)
+        return f"The settings file has {name}, which is no setting{f'; did you mean {near}?' if near else '.'}"
     name = name if name.startswith(("TUNA_", "CELERY_")) else f"TUNA_{name.upper()}"
     return f"The setting {name} is not usable: {fault['msg']}."

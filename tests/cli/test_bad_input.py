@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tuna.settings import get_settings
 
 Type = Callable[..., object]
+ROOT = Path(__file__).parents[2]
 
 
 def _refused(ended: object, code: int, *words: str) -> None:
@@ -143,7 +146,7 @@ def test_a_home_that_cannot_be_made_is_named(type_in: Type, tmp_path: Path, monk
 def test_a_session_without_jobs_says_what_to_do(type_in: Type) -> None:
     type_in("tuna", "init-session", "noop", "-l", "x")
     _refused(type_in("tuna", "run", "--session-id", 1), 2, "no jobs", "load")
-    _refused(type_in("tuna", "load-jobs", "--session-id", 1, "-l", "x"), 2, "--update_solvers")
+    _refused(type_in("tuna", "load-jobs", "--session-id", 1, "-l", "x"), 2, "tuna update-solvers noop")
 
 
 def test_an_export_of_nothing_writes_nothing(loaded: Type, tmp_path: Path) -> None:
@@ -173,3 +176,72 @@ def test_an_id_that_no_database_can_hold_is_a_bad_value(loaded: Type, words: tup
     assert ended.code == 2
     assert "10000000000000000000000 is no id" in ended.err
     assert loaded(*words, 2**63 - 1).code == 3, "one that is just not there is told so"
+
+
+def test_an_import_that_cannot_be_read_leaves_no_session(type_in: Type, tmp_path: Path) -> None:
+    """U6"""
+    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text("")
+    facts = ("--rocm-version", "6.2.0", "--miopen-version", "3.3.0")
+    _refused(type_in("tuna", "import-db", "gfx90a68.HIP.fdb.txt", *facts), 2, "gfx90a68.HIP.fdb.txt")
+    assert json.loads(type_in("tuna", "status", "--json").out) == []
+
+
+def test_a_settings_file_that_is_not_there_or_has_what_is_no_setting_is_refused(
+    type_in: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U13, U15"""
+    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "nosuch.toml"))
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "nosuch.toml")
+    (tmp_path / "tuna.toml").write_text("leas_s = 3.0\n")
+    monkeypatch.setenv("TUNA_CONFIG", str(tmp_path / "tuna.toml"))
+    get_settings.cache_clear()
+    _refused(type_in("tuna", "status"), 2, "leas_s", "did you mean lease_s?")
+
+
+def test_a_variable_that_looks_like_a_setting_is_warned_of(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U13. Others are no concern of ours: Kubernetes makes TUNA_REDIS_PORT of a service."""
+    monkeypatch.setenv("TUNA_EVAL_CPU", "1")
+    monkeypatch.setenv("TUNA_REDIS_PORT", "tcp://10.0.0.1:6379")
+    ended = type_in("tuna", "status")
+    assert ended.code == 0
+    assert ended.err == "Warning: TUNA_EVAL_CPU is no setting; did you mean TUNA_EVAL_CPUS?\n"
+
+
+def test_layers_are_read_from_standard_input(type_in: Type, layers: Path) -> None:
+    """U16"""
+    with open(layers) as lines, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", lines)
+        assert "2 accepted" in type_in("tuna", "import", "-", "-t", "a").out
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_done(loaded: Type, empty_folder: Path) -> None:
+    """U14"""
+    for words in (
+        ("report", "--session-id", 1, "-o", empty_folder / "nosuch" / "r.html"),
+        ("export", "--session-id", 1, "--form", "json", "-d", empty_folder / "no" / "such"),
+        ("quickstart", "-o", "/proc/foo"),
+    ):
+        ended = loaded("tuna", *words)
+        assert ended.code == 2, ended
+    assert list(empty_folder.iterdir()) == []
+    assert len(json.loads(loaded("tuna", "status", "--json").out)) == 1
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def test_what_commands_write_by_default_is_not_offered_to_git() -> None:
+    """U17"""
+    names = "gfx90878.HIP.fdb.txt gfx90878.db gfx90878.db.txt gfx90878.kdb gfx90878.HIP.fdb.txt.bz2 session-1.html"
+    found = subprocess.run(
+        [str(shutil.which("git")), "check-ignore", "--no-index", *names.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert found.stdout.split() == names.split()

@@ -164,5 +164,5 @@ def test_a_quickstart_that_could_not_be_written_is_refused_before_it_tunes(
     (tmp_path / "file").write_text("")
     ended = type_in("tuna", "quickstart", "-o", tmp_path / "file" / "results")
     assert ended.code != 0
-    assert "Not a directory" in ended.err
+    assert "there is no folder" in ended.err
     assert list(empty_home.iterdir()) == []

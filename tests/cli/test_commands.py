@@ -186,3 +186,31 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
         assert (home / "tuna.sqlite-wal").exists(), "another process took the log for its own"
         assert connection.exec_driver_sql("SELECT DISTINCT state FROM job").scalars().all() == ["canceled"]
     assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U15: it fails the check of the cores and each library that measures on them."""
+    from tuna.settings import get_settings
+
+    monkeypatch.setenv("TUNA_EVAL_CPUS", "4000")
+    get_settings.cache_clear()
+    ended = type_in("tuna", "doctor")
+    assert ended.code == 1
+    assert ended.out.count("4000") == 1, ended.out
+
+
+def test_the_doctor_writes_to_the_artifact_store_each_time(
+    type_in: Type, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U15: what it had written before was there to be read."""
+    from tuna.artifact_files import StoreUnavailable
+    from tuna.artifacts import Artifacts
+
+    assert type_in("tuna", "doctor").code == 0
+
+    def refuse(self: Artifacts, digest: str, data: bytes) -> None:
+        raise StoreUnavailable("read-only")
+
+    monkeypatch.setattr(Artifacts, "_write", refuse)
+    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    assert not found["artifacts"]["ok"]

@@ -176,6 +176,7 @@ def test_failures_come_with_their_command(engine: sa.Engine, tmp_path: Path) -> 
         build = DatabaseBuilder(connection, clock=START)
         command = "tuna reproduce --library noop 'x [red]y'"
         build.step(job, "build", 1, 1, ok=False, cause="build_error", output_tail="a\nno [bold]", reproduce=command)
+        connection.execute(sa.update(models.Job).where(models.Job.id == job).values(state="errored"))
     snapshot = Watcher(engine, _settings(tmp_path)).look()
     text = _text(view.view(snapshot))
     assert f"session {session_id}: 1 build_error: no [bold]" in text

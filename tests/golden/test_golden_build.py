@@ -146,7 +146,7 @@ def test_a_new_version_needs_a_base_once_there_are_older_ones(scene: Scene) -> N
     before = scene.everything()
     with pytest.raises(BadInput, match="needs a base") as refusal:
         scene.build(4, session)
-    assert refusal.value.hint.endswith("--base_golden_v 3")
+    assert refusal.value.hint.endswith("--base 3")
     with pytest.raises(BadInput, match="needs a session, a base version, or both"):
         scene.build(4)
     assert scene.everything() == before
@@ -227,7 +227,7 @@ def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None
         ({"state": "eval_queued"}, "not evaluated", "tuna run"),
         ({"cause": "wrong_result"}, "a candidate that failed", "again"),
         ({"ok": False}, "no record of the attempt", "again"),
-        ({"source": "gfx90a68.db sha256:1f"}, "were imported", "--allow_imported"),
+        ({"source": "gfx90a68.db sha256:1f"}, "were imported", "--allow-imported"),
     ],
 )
 def test_what_nobody_verified_is_refused(scene: Scene, spoilt: dict[str, str], said: str, todo: str) -> None:
@@ -271,7 +271,7 @@ def test_noisy_results_are_released_only_on_demand_and_stay_marked(scene: Scene)
     scene.execute(sa.update(models.FindDb).where(row).values(noisy=True, clock="cpu"))
     with pytest.raises(NotReleasable, match="1 were measured on a device that was not quiet") as refusal:
         scene.build(1, session)
-    assert "--allow_noisy" in refusal.value.hint
+    assert "--allow-noisy" in refusal.value.hint
     assert scene.everything() == [[], [], []]
     scene.build(1, session, allow_noisy=True)
     scene.build(2, None, base=1)

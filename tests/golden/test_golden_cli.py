@@ -11,6 +11,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 
 from tuna.cli.golden import update_golden_command
 from tuna.cli.main import guarded, tuna
+from tuna.cli.mituna.common import respell
 from tuna.settings import get_settings
 
 #: Command line, exit code, part of the output.
@@ -38,7 +39,7 @@ NONSENSE: tuple[tuple[tuple[object, ...], int, str], ...] = (
     (("--golden_v", 3, "--session_id", 2), 2, "most likely --base_golden_v 2"),
     (("--golden_v", 2, "--session_id", 2), 2, "add --overwrite"),
     (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 7), 3, "no golden version 7"),
-    (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gemm"), 2, "is not one of"),
+    (("--golden_v", 3, "--session_id", 2, "--base_golden_v", 2, "-C", "gem"), 2, "did you mean gemm?"),
 )
 
 
@@ -57,7 +58,7 @@ def type_in(
         line = [str(word) for word in words]
         capsys.readouterr()
         if line[0].startswith("-"):
-            code = guarded(update_golden_command, line, name="update_golden.py")
+            code = guarded(update_golden_command, line, name="update_golden.py", respell=respell)
         else:
             code = guarded(tuna, ["golden", *line])
         return Ended(code, *capsys.readouterr())
@@ -88,7 +89,7 @@ def test_a_release_from_its_build_to_its_rollback(two: Scene, type_in: TypeIn) -
     assert ended.out == (
         "golden version 1 of miopen built: 2 entries with 1 kernels (2 from session 1, 0 replaced, 0 imported)\n"
     )
-    assert "next: tuna golden report 1, then tuna golden promote 1" in ended.err
+    assert "next: `tuna golden report 1`, then `tuna golden promote 1`" in ended.err
     assert type_in("promote", 1).out == "golden version 1 of miopen is promoted\n"
     assert type_in("build", 2, "--session-id", 2, "--base", 1).code == 0
     ended = type_in("promote", 2, "--max-regression", "10%", "--min-gain", "0.3")
@@ -172,7 +173,7 @@ def test_a_promotion_that_the_gate_refuses_says_where_to_look(built: TypeIn, two
     ended = built("promote", 2, "--max-regression", "5%")
     assert (ended.code, ended.out) == (1, "")
     assert "Error: The golden version 2 of miopen is not promoted: 1 layer is more than 5 % slower" in ended.err
-    assert "look at: tuna golden report 2 --against 1" in ended.err
+    assert "look at: `tuna golden report 2 --against 1`" in ended.err
     assert two.states() == {1: "promoted", 2: "draft"}
     ended = built("promote", 1)
     assert ended.code == 2
@@ -214,6 +215,8 @@ def test_the_seeds_way_builds_overwrites_and_grows_versions(two: Scene, type_in:
     ended = type_in("--session_id", 1, "--golden_v", 1, "--overwrite")
     assert "golden version 1 of miopen overwritten: 3 entries" in ended.out
     assert sorted(two.times(1).values()) == [1.0, 1.0, 3.0]
+    ended = type_in("--session_id", 2, "--golden_v", 1, "--base_golden_v", 0, "--overwrite")
+    assert "3 entries with 0 kernels (3 from session 2, 3 replaced, 0 imported)" in ended.out, "each is counted once"
     assert type_in("--golden_v", 2, "--base_golden_v", 1).code == 0
     assert two.states() == {0: "draft", 1: "draft", 2: "draft"}
 

@@ -107,7 +107,7 @@ def test_a_draft_that_fails_the_gate_stays_a_draft(scene: Scene) -> None:
         GateViolated, match="version 2 of miopen is not promoted: 1 layer is more than 10 % slower"
     ) as no:
         promote(scene.engine, 2, max_regression=0.1)
-    assert no.value.hint == "look at: tuna golden report 2 --against 1"
+    assert no.value.hint == "look at: `tuna golden report 2 --against 1`"
     assert no.value.exit_code == 1
     with pytest.raises(GateViolated, match=r"slower, the worst by 20 %: .*; the total weighted time shrinks by 15 %"):
         promote(scene.engine, 2, max_regression=0.1, min_gain=0.5)

@@ -53,7 +53,7 @@ def capture(
 
     check_tag(tag)
     if not command:
-        raise BadInput("There is no command to run.", hint="tuna capture -t TAG -- python prog.py")
+        raise BadInput("There is no command to run.", hint="such as: `tuna capture -t TAG -- python prog.py`")
     if model is not None and not 0 < len(model.strip()) <= 128:
         raise BadInput("A model has 1 to 128 characters.", hint="give it with --model")
     open_database()  # before the program, which may take long

@@ -72,8 +72,9 @@ def import_database(
     `facts` describe the new session's environment, as `Library.environment_by_hand` takes them, and complete those in
     the file's name. Raises BadInput for an invalid file, or facts that are missing or not expected.
     """
+    from functools import partial
+
     from tuna.db import sessions
-    from tuna.db.engine import writing
     from tuna.exports.importer import import_db
     from tuna.exports.registry import exporter_of
     from tuna.libraries.miopen.formats import naming
@@ -85,14 +86,13 @@ def import_database(
     if session_id is None:
         arch, num_cu = naming.parse_name(path.name)
         known = {"arch": arch} | ({} if num_cu is None else {"num_cu": str(num_cu)}) | dict(facts)
-        for name, flag in (("rocm_v", "--rocm_v"), ("miopen_v", "--miopen_v"), ("num_cu", "-n")):
+        for name, flag in (("rocm_v", "--rocm-version"), ("miopen_v", "--miopen-version"), ("num_cu", "--num-cu")):
             if name not in known:
                 raise BadInput(f"{flag} is missing: a new session needs to know what the database was made with.")
         environment = get_library(library).environment_by_hand(known)
-        with writing(engine) as connection:
-            session_id, _ = sessions.create(connection, environment, reason)
-    elif facts:
-        raise BadInput("With --session_id the environment is the session's; leave the rest out.")
+        return import_db(engine, path, partial(sessions.create, environment=environment, reason=reason))
+    if facts:
+        raise BadInput("With --session-id the environment is the session's; leave the rest out.")
     return import_db(engine, path, session_id)
 
 
@@ -108,7 +108,7 @@ def merge_databases(master: Path, target: Path, output: Path, *, keep_keys: bool
     for path in chosen:
         place = output / path.name
         if place.exists() and place.samefile(path):
-            raise BadInput(f"The result would replace {path}.", hint="name another folder with --output")
+            raise BadInput(f"The result would replace {path}.", hint="name another folder with --directory")
         merged.append(MergedDatabase(place, merge(path, target, place, keep_keys=keep_keys)))
     return merged
 

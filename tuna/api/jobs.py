@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tuna.api.sessions import session_library
 from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.sentences import choices
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -87,7 +88,7 @@ def load_jobs(
         count = jobs.load(connection, request)
         pairs = jobs.pairs(connection, session_id, tag)
     if not pairs:
-        hint = f"run: ./go_fish.py {library.name} --update_applicability --session_id {session_id}"
+        hint = f"run: `tuna applicability --session-id {session_id}`"
         raise BadInput(f"No solver is known to run these layers in session {session_id}.", hint=hint)
     return LoadedJobs(count, pairs)
 
@@ -157,7 +158,9 @@ def _work_through(
         on_progress=on_progress or (lambda _: None),
     )
     if not state.total:
-        raise BadInput(f"Session {session_id} has no jobs.", hint="load some: tuna load-jobs, or ./load_job.py")
+        raise BadInput(
+            f"Session {session_id} has no jobs.", hint=f"load some: `tuna load-jobs --session-id {session_id}`"
+        )
     return state
 
 
@@ -227,7 +230,10 @@ def reproduce(
 
     tuned = get_library(library)
     if solver not in [known.name for known in tuned.solvers()]:
-        raise NotFound(f"{library} has no solver {solver!r}.", hint=f"see: tuna solvers {library}")
+        raise NotFound(
+            f"{library} has no solver {solver!r}.",
+            hint=choices(solver, (one.name for one in tuned.solvers()), "solvers"),
+        )
     layer = read_one(driver)
     item = WorkItem(
         job_id=1,

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.sentences import choices
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -188,9 +189,10 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
     from tuna.db.engine import writing
     from tuna.membership import members
 
-    known = next((one for one in list_workers() if name in (one.name, one.worker)), None)
+    there = list_workers()
+    known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
-        raise NotFound(f"There is no worker {name}.", hint="see: tuna workers")
+        raise NotFound(f"There is no worker {name}.", hint=choices(name, (one.name for one in there), "workers"))
     worker = known.worker
     with writing(open_database()) as connection:
         changed = members.set_state(connection, worker, state)

@@ -47,7 +47,7 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
     rows = [(config.label, count, f"{config.flops * count / 1e9:.3f}") for config, count in found.layers[:_ROWS]]
     print_table("", ("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
     if len(found.layers) > _ROWS:
-        click.echo(f"and {len(found.layers) - _ROWS} more: tuna configs -t {tag}", err=True)
+        click.echo(f"and {len(found.layers) - _ROWS} more: `tuna configs -t {tag}`", err=True)
     counts = found.parsed.counts
     click.echo(
         f"{sum(count for _, count in found.layers)} calls of {len(found.layers)} layers in {counts.total} logged lines "

@@ -30,16 +30,16 @@ class _Export(click.Command):
 
 
 @click.command(cls=_Export)
-@click.option("--session-id", type=click.IntRange(min=1), help="Whose results.")
-@click.option("--golden", type=click.IntRange(min=0), help="Golden version, instead of a session; needs --arch.")
+@click.option("--session-id", type=options.ID, help="Whose results.")
+@click.option("--golden", type=options.GOLDEN, help="Golden version, instead of a session; needs --arch.")
 @click.option("--form", required=True, help="Which database; see below.")
-@click.option("-d", "--directory", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Where to.")
+@click.option("-d", "--directory", type=options.OUTPUT_FOLDER, default=Path(), help="Where to.")
 @click.option("--arch", help="With --golden: architecture, such as gfx90a.")
-@click.option("--num-cu", type=click.IntRange(min=1), help="With --golden: compute units; default: all of them mixed.")
+@click.option("--num-cu", type=options.COUNT, help="With --golden: compute units; default: all of them mixed.")
 @click.option("--library", default="miopen", show_default=True, help="With --golden: whose version.")
 @click.option("--filename", help="Base name; default: from architecture and number of compute units.")
 @click.option("--config-tag", help="Only layers that carry this tag.")
-@click.option("--top", type=click.IntRange(min=1), help="Solvers kept for a layer; default: 4, json and csv: all.")
+@click.option("--top", type=options.COUNT, help="Solvers kept for a layer; default: 4, json and csv: all.")
 @click.option("--text", is_flag=True, help="A perf db in text form (.db.txt) instead of SQLite.")
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--opencl", is_flag=True, help="Name a find db after OpenCL instead of HIP.")
@@ -68,9 +68,9 @@ def export(
 
 @click.command()
 @click.argument("file", type=_FILE)
-@click.option("--session-id", type=click.IntRange(min=1), help="Into this session; default: a new one.")
+@click.option("--session-id", type=options.ID, help="Into this session; default: a new one.")
 @click.option("--arch", help="Architecture; default: from the file's name.")
-@click.option("--num-cu", type=click.IntRange(min=1), help="Compute units; default: from the file's name.")
+@click.option("--num-cu", type=options.COUNT, help="Compute units; default: from the file's name.")
 @click.option("--rocm-version", help="ROCm that the database was made with.")
 @click.option("--miopen-version", help="MIOpen that the database was made with.")
 @click.option("-l", "--label", "reason", default="imported", show_default=True, help="Why: a short text.")
@@ -92,7 +92,7 @@ def import_db(
 @click.command()
 @click.argument("master", type=_PATH)
 @click.argument("target", type=_FILE)
-@click.option("-d", "--directory", type=_PATH, required=True, help="Where the result goes.")
+@click.option("-d", "--directory", type=options.OUTPUT_FOLDER, required=True, help="Where the result goes.")
 @click.option("--keep-keys", is_flag=True, help="Where both have a key, keep the master's other entries.")
 def merge_db(master: Path, target: Path, directory: Path, keep_keys: bool) -> None:
     """Merge TARGET, whose entries win, into a copy of MASTER."""

@@ -12,12 +12,28 @@ from tuna.api import open_database
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
 from tuna.cli.mituna import common
+from tuna.errors import NotFound
+from tuna.sentences import choices
 
 if TYPE_CHECKING:
     from tuna.golden import BuildReport, Version
 
-_KINDS = click.Choice(["convolution", "batch_norm"])
-_NUMBER = click.IntRange(min=0, max=2**31 - 1)
+
+class _Kind(click.ParamType[str]):
+    """A kind of layer, of those that are installed."""
+
+    name = "kind"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from tuna.configs import KINDS
+
+        if value not in KINDS.names():
+            self.fail(f"there is no kind {value!r}; {choices(value, KINDS.names(), 'kinds')}.", param, ctx)
+        return value
+
+
+_KINDS = _Kind()
+_NUMBER = options.GOLDEN
 _version = click.argument("version", type=_NUMBER)
 _library = click.option("--library", help="Whose version, where several libraries have one of this number.")
 
@@ -66,7 +82,7 @@ def build(version: int, session_id: int | None, base: int | None, library: str |
 
 def _tell(report: BuildReport) -> None:
     click.echo(str(report))
-    click.echo(f"next: tuna golden report {report.version}, then tuna golden promote {report.version}", err=True)
+    click.echo(f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`", err=True)
 
 
 @golden.command(name="list")
@@ -82,10 +98,12 @@ def list_versions(library: str | None, as_json: bool) -> None:
         found = versions(connection, library)
     names = sorted({one.library for one in found})
     now = {one.id for name in names if (one := current(v for v in found if v.library == name)) is not None}
+    if not found and library is not None:
+        raise NotFound(f"There is no golden version of {library}.", hint="see: `tuna golden list`")
     if as_json:
         print_json([_document(one, one.id in now) for one in found])
     elif not found:
-        click.echo("No golden versions yet. Build one with: tuna golden build VERSION --session-id ID")
+        click.echo("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
         columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
         print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -66,6 +66,13 @@ class _Lazy(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
@@ -89,16 +96,37 @@ def check_words(words: Sequence[str]) -> None:
             raise BadInput(f"{word[:80]!a} is no text: it holds NUL, or bytes that are not UTF-8.")
 
 
-def guarded(command: click.Command, args: list[str] | None = None, name: str = "tuna") -> int:
-    """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit code."""
+def check_values(words: Sequence[str]) -> None:
+    """Refuse an empty value before `--`: it is a variable of a script that is not set."""
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "--" or "capture" in (before, word):
+            return  # what follows is another program's
+        if not word:
+            raise BadInput(f"{before} has an empty value." if before.startswith("-") else "A word is empty.")
+        if word.startswith("--") and word.endswith("="):
+            raise BadInput(f"{word[:-1]} has an empty value.")
+
+
+def guarded(
+    command: click.Command,
+    args: list[str] | None = None,
+    name: str = "tuna",
+    respell: Callable[[str], str] = lambda text: text,
+) -> int:
+    """Run a command line; an error that a user can act on becomes one sentence, a hint and an exit code.
+
+    `respell` turns the options that a sentence names, which are those of `tuna`, into those of the program.
+    """
     words = sys.argv[1:] if args is None else args
     try:
         check_words(words)
+        if command is tuna:
+            check_values(words)
         answer: Any = command.main(args=words, prog_name=name, standalone_mode=False)
     except TunaError as error:
         if "--debug" in words:
             raise
-        _complain(str(error), error.hint)
+        _complain(respell(str(error)), respell(error.hint))
         return error.exit_code
     except click.exceptions.Exit as done:
         return done.exit_code
@@ -115,11 +143,19 @@ def guarded(command: click.Command, args: list[str] | None = None, name: str = "
             raise
         _complain(f"{error.strerror}: {str(error.filename)[:200]}" if error.filename else error.strerror)
         return BadInput.exit_code if error.errno == errno.ENAMETOOLONG else 1
+    finally:
+        _warn_of_misspelt_settings()
     return answer if isinstance(answer, int) else 0
 
 
+def _warn_of_misspelt_settings() -> None:
+    if settings := sys.modules.get("tuna.settings"):  # else this command has used none
+        for name, near in settings.misspelt().items():
+            click.echo(f"Warning: {name} is no setting; did you mean {near}?", err=True)
+
+
 def _complain(sentence: str, hint: str = "") -> None:
-    click.echo(f"Error: {sentence}", err=True)
+    click.echo(f"Error: {sentence}{'' if sentence.endswith(('.', '?', '!')) else '.'}", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)
 

@@ -117,5 +117,11 @@ def join_line(given: str | None) -> str | None:
 
     line = given or token_from_environment()
     if line and "#" not in line:
-        line = Path(line).read_text().strip()
+        try:
+            line = Path(line).read_text().strip()
+        except (OSError, ValueError):
+            raise BadInput(
+                f"{line[:200]} is neither a line of a token nor a file that holds one.",
+                hint="make one where the database is: `tuna token create --role ROLE`",
+            ) from None
     return line

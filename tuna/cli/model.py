@@ -12,8 +12,6 @@ from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table
 from tuna.errors import BadInput
 
-_OUTPUT = click.Path(path_type=Path, dir_okay=False)
-
 
 @click.group()
 def model() -> None:
@@ -23,7 +21,7 @@ def model() -> None:
 @model.command("import")
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--batch", type=click.IntRange(min=1), help="First extent of every input.")
+@click.option("--batch", type=options.COUNT, help="First extent of every input.")
 @click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
 def import_model(name: str, file: Path, batch: int | None, shapes: tuple[str, ...]) -> None:
     """Import the ONNX model FILE as NAME; its functions become tasks that can be tuned."""
@@ -90,7 +88,7 @@ def show(name: str, as_json: bool) -> None:
 
 @model.command()
 @click.argument("name")
-@click.option("-o", "--output", type=_OUTPUT, required=True, help="The shared library to write.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, required=True, help="The shared library to write.")
 @click.option("--session-id", type=options.ID, help="Only results of this session; default: all on such a machine.")
 @click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
 def build(name: str, output: Path, session_id: int | None, winograd: bool) -> None:
@@ -101,10 +99,10 @@ def build(name: str, output: Path, session_id: int | None, winograd: bool) -> No
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the model; default: the file's.")
-@click.option("-o", "--output", type=_OUTPUT, help="Build it, too: the shared library to write.")
-@click.option("--batch", type=click.IntRange(min=1), help="First extent of every input.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Build it, too: the shared library to write.")
+@click.option("--batch", type=options.COUNT, help="First extent of every input.")
 @click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
-@click.option("--candidates", type=click.IntRange(min=1), default=4, show_default=True, help="Per task and solver.")
+@click.option("--candidates", type=options.COUNT, default=4, show_default=True, help="Per task and solver.")
 @click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
 def tune(
     file: Path,
@@ -140,7 +138,7 @@ def tune(
     if output is not None:
         show_built(api.build_model(f"{stored.name}@{stored.version}", output, winograd=winograd))
     if tuned.errored:
-        click.echo(f"{tuned.errored} jobs failed; see why: tuna status --session-id {tuned.session_id}", err=True)
+        click.echo(f"{tuned.errored} jobs failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
     return 1 if tuned.errored else 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +28,33 @@ class _Id(click.IntRange):
         return number
 
 
+class _Output(click.Path):
+    """A file or folder to write, refused before any work is done where it cannot be written."""
+
+    def __init__(self, *, folder: bool) -> None:
+        super().__init__(path_type=Path, file_okay=not folder, dir_okay=folder)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        if ctx is not None and ctx.resilient_parsing:
+            return path
+        place = path if path.is_dir() else path.parent
+        if not place.is_dir():
+            self.fail(f"there is no folder {place}.", param, ctx)
+        try:
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            self.fail(f"nothing can be written into {place}: {error.strerror}.", param, ctx)
+        return path
+
+
 ID = _Id()
+#: A number that the database can hold.
+COUNT = click.IntRange(min=1, max=2**31 - 1)
+#: Number of a golden version.
+GOLDEN = click.IntRange(min=0, max=2**31 - 1)
+OUTPUT_FILE, OUTPUT_FOLDER = _Output(folder=False), _Output(folder=True)
 session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")

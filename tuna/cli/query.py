@@ -58,7 +58,7 @@ def _since(_context: click.Context, _param: click.Parameter, text: str | None) -
 @click.option("--solver", help="Only results of this solver.")
 @click.option("--session-id", type=options.ID, help="Only results of this session.")
 @click.option("--since", callback=_since, metavar="TIME", help="Measured since: 2026-03-31, or 7d for seven days ago.")
-@click.option("--n-best", type=click.IntRange(min=1), help="Fastest N trials of each layer, solver and environment.")
+@click.option("--n-best", type=options.COUNT, help="Fastest N trials of each layer, solver and environment.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, help="Rows.")
 @click.option("--explain", is_flag=True, help="All that is known of each row, instead of a table.")
 @options.as_json
@@ -85,7 +85,7 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
         click.echo("No result meets all that is asked for.", err=True)
     if rows.more:
         click.echo(
-            f"These are the first {rows.limit} rows; there are more: --limit N, or tuna export for all.", err=True
+            f"These are the first {rows.limit} rows; there are more: --limit N; all are in `tuna export`.", err=True
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tuna import api
-from tuna.cli import show
+from tuna.cli import options, show
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 from tuna.errors import LibraryMissing
@@ -28,10 +28,8 @@ FORMS = ("find", "perf", "kernel", "tvm")
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("quickstart-results"))
-@click.option(
-    "--candidates", type=click.IntRange(min=1), default=CANDIDATES, show_default=True, help="Per layer and solver."
-)
+@click.option("-o", "--output", type=options.OUTPUT_FOLDER, default=Path("quickstart-results"))
+@click.option("--candidates", type=options.COUNT, default=CANDIDATES, show_default=True, help="Per layer and solver.")
 def quickstart(output: Path, candidates: int) -> int:
     """Tune the convolutions of ResNet-50 on this machine, and write databases and a report.
 
@@ -50,7 +48,7 @@ def quickstart(output: Path, candidates: int) -> int:
     click.echo("\nReport:")
     click.echo(str(api.write_report(figures, output / "report.html")))
     if errored:
-        click.echo(f"\n{errored} jobs failed; see why: tuna status --session-id {session_id}", err=True)
+        click.echo(f"\n{errored} jobs failed; see why: `tuna status --session-id {session_id}`", err=True)
     click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
     return 0 if figures.with_winner == len(figures.layers) else 1
 

@@ -18,12 +18,26 @@ from tuna.cli.console import print_json, print_table
 @options.library_argument
 @click.option("-l", "--label", "reason", required=True, help="Why: a short text.")
 @options.conditions
-def init_session(library: str, reason: str, conditions: Mapping[str, str]) -> None:
+@click.option("--arch", help="Architecture, for a session of another machine (miopen): gfx90a.")
+@click.option("--num-cu", type=options.COUNT, help="Its compute units.")
+@click.option("--rocm-version", help="Its ROCm, where that is not installed here.")
+@click.option("--miopen-version", help="Its MIOpen, likewise.")
+def init_session(
+    library: str,
+    reason: str,
+    conditions: Mapping[str, str],
+    arch: str | None,
+    num_cu: int | None,
+    rocm_version: str | None,
+    miopen_version: str | None,
+) -> None:
     """Start a tuning effort of LIBRARY in this machine's environment; the same effort is found again.
 
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
-    show.started(api.init_session(library, reason, conditions=conditions))
+    facts = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
+    given = {name: str(value) for name, value in facts.items() if value is not None}
+    show.started(api.init_session(library, reason, given, conditions=conditions))
 
 
 @click.command()
@@ -33,8 +47,8 @@ def init_session(library: str, reason: str, conditions: Mapping[str, str]) -> No
 def import_configs(file: Path, tag: str, strict: bool) -> None:
     """Import layers from FILE, one MIOpenDriver command, JSON object or find-db key a line.
 
-    FILE may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1), hipBLASLt's (HIPBLASLT_LOG_MASK=32) or a file of
-    PyTorch's TunableOp. `tuna capture` makes and imports these by itself.
+    FILE may be - for standard input. It may also be a log: MIOpen's, oneDNN's (ONEDNN_VERBOSE=1), hipBLASLt's
+    (HIPBLASLT_LOG_MASK=32) or a file of PyTorch's TunableOp. `tuna capture` makes and imports these by itself.
     """
     show.imported(lambda: api.import_configs(file, tag, strict=strict), tag)
 
@@ -93,7 +107,7 @@ def applicability(session_id: int, tag: str | None) -> None:
 @click.option("--steps", help="Comma-separated steps; default: all of the library's.")
 @click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
 @click.option("-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text.")
-@click.option("--candidates", type=click.IntRange(min=1), help="Candidates to try for each layer and solver.")
+@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
 def load_jobs(
     session_id: int,

@@ -183,7 +183,7 @@ def _marked(session: Overview) -> str:
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
     if not found:
-        click.echo("No sessions yet. Start one with: tuna init-session LIBRARY -l REASON")
+        click.echo("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
     rows = [
         (

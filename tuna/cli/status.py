@@ -63,7 +63,7 @@ def _document(session: Overview) -> dict[str, Any]:
 
 @click.command()
 @options.session_id
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: session-N.html.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Default: session-N.html.")
 @click.option(
     "--against", type=options.ID, help="Compare with the times of this session, such as the vendor's library."
 )

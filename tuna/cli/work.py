@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.session_id
 @click.option("--steps", help="Comma-separated steps; default: all.")
-@click.option(
-    "--compile-processes", type=click.IntRange(min=1), help="Default: one for each core that does not measure."
-)
+@click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that does not measure.")
 def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
     """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
     return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
@@ -51,7 +49,7 @@ def work_through(
 
 @click.command()
 @click.argument("role", type=click.Choice(["compile", "eval"]))
-@click.option("-c", "--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
+@click.option("-c", "--processes", type=options.COUNT, default=1, show_default=True, help="Worker processes.")
 @click.option("--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores.")
 @click.option("--session-id", type=options.ID, help="Work only for this session; needs the database.")
 @click.option("--once", is_flag=True, help="Leave when the queues are empty.")
@@ -79,8 +77,8 @@ def start_worker(
 @click.option("--library", required=True)
 @click.option("--solver", required=True)
 @click.option("--step", "last", required=True, help="The steps up to this one are run.")
-@click.option("--seed", type=int, default=0)
-@click.option("--index", type=click.IntRange(min=0), help="Only this candidate; default: all.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
+@click.option("--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
 @options.conditions
 @click.option("--target", help="The session's target; default: this machine's.")

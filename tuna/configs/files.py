@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,18 +22,21 @@ PRECISIONS: dict[str, DataType] = {
 
 
 def parse_file(path: str | Path, *, batches: Sequence[int] = (), command: str | None = None) -> ParsedFile:
-    """Read the layers in the text file `path`; raises BadInput if it is empty, no UTF-8 text or endless.
+    """Read the layers in the text file `path` (`-`: standard input); raises BadInput if it is empty, no UTF-8 text or endless.
 
     `batches` and `command` are those of `parse_lines`.
     """
     try:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape") as stream:
+        standard = str(path) == "-"
+        name = "standard input" if standard else str(path)
+        place = sys.stdin.fileno() if standard else path
+        with open(place, encoding="utf-8-sig", errors="surrogateescape", closefd=not standard) as stream:
             lines = iter(partial(stream.readline, LINE_LIMIT), "")
-            parsed = parse_lines(lines, str(path), batches=batches, command=command)
+            parsed = parse_lines(lines, name, batches=batches, command=command)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
     if parsed.counts.total == 0:
-        raise BadInput(f"{path} is empty")
+        raise BadInput(f"{name} is empty")
     return parsed
 
 

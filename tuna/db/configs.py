@@ -16,6 +16,7 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.miopen.problem import text_of
+from tuna.sentences import choices
 
 _BATCH = 2000
 #: Tables with a column for each field, for people's own queries; other kinds have none.
@@ -171,5 +172,5 @@ def with_ids(connection: sa.Connection, kinds: Iterable[str], tag: str | None) -
 def require_tag(connection: sa.Connection, tag: str) -> None:
     """Raise NotFound with the tags there are unless something carries `tag`."""
     if connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first() is None:
-        there = sorted(connection.execute(sa.select(ConfigTag.tag).distinct().limit(20)).scalars())
-        raise NotFound(f"No config has the tag {tag!r}.", hint=f"tags: {', '.join(there) or 'none yet'}")
+        there = connection.execute(sa.select(ConfigTag.tag).distinct().limit(1000)).scalars().all()
+        raise NotFound(f"No config has the tag {tag!r}.", hint=choices(tag, there, "tags"))

@@ -18,7 +18,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
     return sa.table(name, *map(sa.column, columns))
 
 
-_job = _table("job", "id", "session_id", "step", "state")
+_job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged")
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _session = _table("session", "id", "reason", "environment_id")
@@ -27,7 +27,7 @@ _environment = _table("environment", "id", sa.quoted_name("library", quote=True)
 
 @dataclass(frozen=True)
 class Failure:
-    """Failed attempts of one cause, with the output tail of the latest and a command that repeats it."""
+    """Failed attempts of one cause at jobs that have not got over them, with the latest of them."""
 
     cause: str
     attempts: int
@@ -79,7 +79,11 @@ FAILURES = (
     )
     .select_from(_attempt)
     .join(_job, _job.c.id == _attempt.c.job_id)
-    .where(_attempt.c.cause.is_not(None))
+    # What a later attempt has mended, or a retry has forgiven, is no failure any more.
+    .where(
+        _attempt.c.cause.is_not(None),
+        sa.or_(_job.c.failures > 0, _job.c.uncharged > 0, _job.c.state == State.ERRORED.value),
+    )
     .group_by(_job.c.session_id, _attempt.c.cause)
 )
 _EXAMPLES = sa.select(_attempt.c.id, _attempt.c.output_tail, _attempt.c.reproduce).where(

@@ -56,7 +56,7 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
         return
     state = "is empty" if found is None else f"has schema {found}, this version needs {HEAD}"
     raise SchemaError(
-        f"The database {engine.url.render_as_string(hide_password=True)} {state}.", hint="run: tuna db upgrade"
+        f"The database {engine.url.render_as_string(hide_password=True)} {state}.", hint="run: `tuna db upgrade`"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from tuna.db.models import SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Library, canonical_name
+from tuna.sentences import choices
 
 _BATCH = 5000
 
@@ -78,9 +78,7 @@ def list_solvers(connection: sa.Connection, library: str) -> list[StoredSolver]:
         for r in connection.execute(statement)
     ]
     if not found:
-        raise BadInput(
-            f"The solvers of {library} are not known yet.", hint=f"run: ./go_fish.py {library} --update_solvers"
-        )
+        raise BadInput(f"The solvers of {library} are not known yet.", hint=f"run: `tuna update-solvers {library}`")
     return found
 
 
@@ -98,8 +96,7 @@ def solver_ids(connection: sa.Connection, library: str, names: Sequence[str] = (
     for given in names:
         name = by_number.get(given, canonical_name(given))
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=5) or sorted(known)[:20]
-            raise NotFound(f"{library} has no solver {given!r}.", hint=f"solvers such as: {', '.join(close)}")
+            raise NotFound(f"{library} has no solver {given!r}.", hint=choices(given, known, "solvers"))
         chosen[name] = known[name]
     return chosen
 
@@ -123,9 +120,7 @@ def update_applicability(engine: sa.Engine, library: Library, session_id: int, t
         ids = solver_ids(connection, library.name)
         pairs = configs.with_ids(connection, library.kinds, tag)
     if not pairs:
-        raise BadInput(
-            "There are no configs yet.", hint="import some: ./go_fish.py LIBRARY import_configs -t TAG -f FILE"
-        )
+        raise BadInput("There are no configs yet.", hint="import some: `tuna import FILE -t TAG`")
     by_key = {config.key: config_id for config_id, config in pairs}
     unknown: Counter[str] = Counter()
     rows: list[dict[str, int]] = []

@@ -37,12 +37,15 @@ _Reading: TypeAlias = tuple[Callable[[Path], Iterator[Any]], Callable[[Task, Ite
 _MAX_SOLVER, _MAX_ALGORITHM, _MAX_BYTES = 128, 64, 2**63 - 1
 
 
-def import_db(engine: sa.Engine, path: Path, session_id: int) -> ImportReport:
+def import_db(
+    engine: sa.Engine, path: Path, session_id: int | Callable[[sa.Connection], tuple[int, bool]]
+) -> ImportReport:
     """Read a find db (text) or perf db (SQLite or text) of MIOpen's, or any other form that can be imported.
 
     The file may be packed with bzip2. What was measured here is never replaced; what was imported is. A find db and a
     perf db of the same session complete each other, whichever comes first. Importing a file again changes nothing.
-    Raises BadInput before anything is stored if the file is damaged, and NotFound if there is no such session.
+    `session_id`: or what makes a session, called when the file has been found to be good. Raises BadInput before anything
+    is stored if the file is damaged, and NotFound if there is no such session.
     """
     source = _source(path)
     exporter = registry.exporter_of(path)
@@ -55,6 +58,7 @@ def import_db(engine: sa.Engine, path: Path, session_id: int) -> ImportReport:
     read: Callable[[], Iterator[Any]] = partial(reader, path)
     wanted = _survey(read())
     with writing(engine) as connection:
+        session_id = session_id if isinstance(session_id, int) else session_id(connection)[0]
         library = sessions.get(connection, session_id).environment.library
         solvers, new_solvers = _add_solvers(connection, library, wanted)
     task = Task(engine, session_id, source, solvers, new_solvers)

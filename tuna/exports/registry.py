@@ -12,6 +12,7 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.json_lines import JsonExporter
 from tuna.libraries import compressed, registry
 from tuna.libraries.exporter import Exporter
+from tuna.sentences import choices
 
 AnyExporter: TypeAlias = Exporter[Any]
 _GENERIC: tuple[AnyExporter, ...] = (JsonExporter(), CsvExporter())
@@ -46,7 +47,7 @@ def exporter(form: str) -> AnyExporter:
         broken = _found()[1]
         raise BadInput(
             f"There is no database form {form!r}{f' ({broken})' if broken else ''}.",
-            hint=f"forms: {', '.join(forms())}",
+            hint=choices(form, forms(), "forms"),
         )
     if len(found) > 1:
         claimed = " and ".join(f"{type(one).__module__}.{type(one).__qualname__}" for one in found)

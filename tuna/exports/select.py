@@ -120,7 +120,9 @@ def of_golden(
 ) -> Selection:
     """A golden version's results for an architecture, for one CU count or for all; raises NotFound or BadInput."""
     if not arch:
-        raise BadInput("The export of a golden version needs an architecture.", hint="give it with -a, such as gfx90a")
+        raise BadInput(
+            "The export of a golden version needs an architecture.", hint="give it with --arch, such as gfx90a"
+        )
     if num_cu is not None and num_cu < 1:
         raise BadInput(f"A device has at least one compute unit, not {num_cu}.")
     query = sa.select(Golden.id).where(Golden.library == library, Golden.version == version)

@@ -118,7 +118,7 @@ def _plan(
     if draft is None and base is None and older:
         raise BadInput(
             f"Golden version {version} of {library} needs a base, for there are older versions.",
-            hint=f"most likely --base_golden_v {max(older)}",
+            hint=f"most likely --base {max(older)}",
         )
     return _Plan(library, version, base, draft, wanted)
 
@@ -145,14 +145,14 @@ def _no_base(connection: sa.Connection, version: int, library: str, there: list[
 def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
     golden_id = _version_row(connection, plan)
     result = results.select(plan.wanted) if plan.wanted else None
-    replaced = 0
+    older = {version.id for version in (plan.draft, plan.base) if version is not None}
+    replaced = _replaced(connection, older, result) if result is not None and older else 0
     if plan.draft is not None:
-        replaced += _clear(connection, golden_id, result) if result is not None else 0
+        if result is not None:
+            _clear(connection, golden_id, result)
         replaced += _clear(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
     from_session = _add_session(connection, golden_id, result) if result is not None else 0
     from_base = _add_base(connection, golden_id, entries.of_version(plan.base)) if plan.base else 0
-    if plan.base:
-        replaced += _count(connection, GoldenEntry.golden_id == plan.base.id) - from_base
     return BuildReport(
         library=plan.library,
         version=plan.version,
@@ -184,6 +184,15 @@ def _version_row(connection: sa.Connection, plan: _Plan) -> int:
         ) from error
     assert key is not None
     return int(key[0])
+
+
+def _replaced(connection: sa.Connection, versions: set[int], newer: sa.Subquery) -> int:
+    """How many results there are for which one of the versions has an entry."""
+    entry = aliased(GoldenEntry)
+    there = sa.exists().where(entry.golden_id.in_(versions), _same(entry, newer.c))
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(newer).where(newer.c.fault.is_(None), there)
+    ).scalar_one()
 
 
 def _clear(connection: sa.Connection, golden_id: int, newer: sa.Subquery) -> int:

@@ -36,4 +36,4 @@ class ResultsChanged(TunaError):
 class GateViolated(TunaError):
     """The golden version violates the limits of its promotion."""
 
-    hint = "look at: tuna golden report VERSION"
+    hint = "look at: `tuna golden report VERSION`"

@@ -12,6 +12,7 @@ from tuna.golden import compare
 from tuna.golden.compare import PromotionReport
 from tuna.golden.errors import GateViolated, GoldenFrozen
 from tuna.golden.versions import GoldenState, Version, current, find, of_library
+from tuna.sentences import choices
 
 
 def promote(
@@ -40,7 +41,7 @@ def promote(
                 against = f" --against {other.version}" if other else ""
                 raise GateViolated(
                     f"The {draft} is not promoted: {'; '.join(violations)}.",
-                    hint=f"look at: tuna golden report {version}{against}",
+                    hint=f"look at: `tuna golden report {version}{against}`",
                 )
             _move(connection, draft, GoldenState.PROMOTED)
     return report
@@ -53,12 +54,10 @@ def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:
             there = of_library(connection, library, lock=True)
             if not there:
                 names = connection.execute(sa.select(Golden.library).distinct().order_by(Golden.library)).scalars()
-                raise NotFound(
-                    f"{library} has no golden versions.", hint=f"libraries: {', '.join(names) or 'none yet'}"
-                )
+                raise NotFound(f"{library} has no golden versions.", hint=choices(library, names, "libraries"))
             newest = current(there)
             if newest is None:
-                raise BadInput(f"No golden version of {library} is promoted.", hint="see: tuna golden list")
+                raise BadInput(f"No golden version of {library} is promoted.", hint="see: `tuna golden list`")
             _move(connection, newest, GoldenState.WITHDRAWN)
             answer = newest, current(one for one in there if one is not newest)
     return answer

@@ -31,12 +31,12 @@ _FAULTS = {
         "were timed by a stand-in, not by a device",
         "tune on a machine with the device, without TUNA_SIMULATED",
     ),
-    "imported": ("were imported, not measured", "to release them nevertheless, add --allow_imported"),
+    "imported": ("were imported, not measured", "to release them nevertheless, add --allow-imported"),
     "noisy": (
         "were measured on a device that was not quiet",
-        "measure these layers again on a quiet machine, or add --allow_noisy to release them nevertheless",
+        "measure these layers again on a quiet machine, or add --allow-noisy to release them nevertheless",
     ),
-    "job": ("belong to jobs that are not evaluated", "finish the session first: tuna run"),
+    "job": ("belong to jobs that are not evaluated", "finish the session first: `tuna run --session-id ID`"),
     "trial": ("come from a candidate that failed when it was last measured", "measure these layers again"),
     "attempt": ("have no record of the attempt that measured them", "measure these layers again"),
 }
@@ -145,7 +145,7 @@ def check(connection: sa.Connection, wanted: ResultSelection) -> None:
     total = sum(count for _, count, _ in found)
     of_kind = f" for {wanted.kind}" if wanted.kind else ""
     if not total:
-        raise BadInput(f"Session {wanted.session_id} has no results{of_kind}.", hint="see: tuna status")
+        raise BadInput(f"Session {wanted.session_id} has no results{of_kind}.", hint="see: `tuna status`")
     _check_duplicates(connection, result)
     faults = {fault: (count, first) for fault, count, first in found if fault is not None}
     if faults:

@@ -24,6 +24,7 @@ from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
 from tuna.sandbox.discovery import Kind
+from tuna.sentences import choices
 from tuna.vocabulary import Cause, Resource
 
 
@@ -202,7 +203,7 @@ class Library(ABC):
         for step in self.steps:
             if step.name == name:
                 return step
-        raise NotFound(f"{self.name} has no step {name!r}.", hint=f"steps: {', '.join(s.name for s in self.steps)}")
+        raise NotFound(f"{self.name} has no step {name!r}.", hint=choices(name, (s.name for s in self.steps), "steps"))
 
 
 def canonical_name(solver: str) -> str:

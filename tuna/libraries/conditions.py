@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.errors import BadInput
+from tuna.sentences import choices
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ def chosen(offered: Sequence[Condition], given: Mapping[str, str], library: str)
     by_name = {condition.name: condition for condition in offered}
     for name, value in given.items():
         if name not in by_name:
-            there = ", ".join(sorted(by_name)) or "none"
-            raise BadInput(f"{library} has no condition {name!r}.", hint=f"its conditions: {there}")
+            raise BadInput(f"{library} has no condition {name!r}.", hint=choices(name, by_name, "its conditions"))
         if value not in by_name[name].values:
             raise BadInput(
                 f"The condition {name} cannot be {value!r}.", hint=f"one of: {', '.join(by_name[name].values)}"

@@ -23,6 +23,7 @@ from tuna.libraries import compressed
 from tuna.libraries.database_check import Findings, Known
 from tuna.libraries.file_names import base_name, given_name
 from tuna.libraries.results import ResultSource
+from tuna.sentences import choices
 
 
 class ExportOptions(BaseModel):
@@ -182,8 +183,8 @@ class Exporter(ABC, Generic[Options]):
             first = error.errors(include_url=False, include_input=False)[0]
             name = ".".join(map(str, first["loc"])) or "options"
             if first["type"] == "extra_forbidden":
-                there = ", ".join(sorted(self.options.model_fields))
-                raise BadInput(f"A {self.title} has no option {name!r}.", hint=f"options: {there}") from None
+                hint = choices(name, self.options.model_fields, "options")
+                raise BadInput(f"A {self.title} has no option {name!r}.", hint=hint) from None
             if name == "top" and first["type"] == "greater_than_equal":
                 raise BadInput(f"at least one entry for each config has to be kept, not {given['top']}.") from None
             raise BadInput(f"The option {name!r} cannot be so: {first['msg'].lower()}.") from None

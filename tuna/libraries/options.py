@@ -11,6 +11,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuna.errors import BadInput
+from tuna.sentences import choices
 
 log = structlog.get_logger(__name__)
 
@@ -36,10 +37,10 @@ def check(model: type[JobOptions], given: Mapping[str, Any], library: str) -> di
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or "options"
         fault = "is not known" if first["type"] == "extra_forbidden" else f"cannot be so: {first['msg'].lower()}"
-        there = ", ".join(model.model_fields) or "none"
+        there = choices(name, model.model_fields, f"options of {library}")
         raise BadInput(
             f"The job option {name} {fault}.",
-            hint=f"options of {library}: {there}; see tuna solvers {library} --options",
+            hint=f"{there}; see: `tuna solvers {library} --options`",
         ) from None
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import Library
+from tuna.sentences import choices
 from tuna.settings import get_settings
 
 GROUP = "tuna.libraries"
@@ -30,7 +31,7 @@ def get_library(name: str) -> Library:
             raise NotFound(
                 f"The library {name} only pretends to measure.", hint="to use it all the same: TUNA_SIMULATED=1"
             )
-        raise NotFound(f"There is no library {name!r}.", hint=f"installed: {', '.join(sorted(points))}")
+        raise NotFound(f"There is no library {name!r}.", hint=choices(name, points, "installed"))
     try:
         library: Library = points[name].load()()
     except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working

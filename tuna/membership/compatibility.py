@@ -32,7 +32,7 @@ def session_queue(text: str, *, on_device: bool) -> str:
     if different:
         raise BadInput(
             f"This machine cannot work for session {read['session']}, which needs {'; '.join(different)}.",
-            hint="a session is for one environment: create one for this machine with tuna init-session",
+            hint="a session is for one environment: create one on this machine: `tuna init-session LIBRARY -l REASON`",
         )
     return queue_name(on_device, wanted.toolchain, wanted.machine_key)
 

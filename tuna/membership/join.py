@@ -145,11 +145,12 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
     finally:
         client.close()
     raise ServiceError(
-        "No coordinator answered the join request.", hint="start one where the database is: tuna enqueue, tuna run"
+        "No coordinator answered the join request.",
+        hint="start one where the database is: `tuna enqueue --session-id ID`",
     )
 
 
-_ANOTHER = "create another one: tuna token create"
+_ANOTHER = "make another one: `tuna token create --role ROLE`"
 
 
 def _settings(token: JoinToken, answer: Answer) -> dict[str, str]:

@@ -63,7 +63,7 @@ def revoke_token(connection: sa.Connection, token_id: str) -> None:
     """Revoke a token; raises NotFound if there is none to revoke."""
     update = sa.update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=utc_now())
     if not connection.execute(update).rowcount:
-        raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: tuna token list")
+        raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: `tuna token list`")
 
 
 def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:

@@ -16,6 +16,7 @@ from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
+from tuna.sentences import choices
 
 _FRAMEWORK = "onnx"
 #: Digits of a version that people see.
@@ -82,10 +83,8 @@ def find(connection: sa.Connection, name: str) -> StoredModel:
     for model in _all(connection):
         if model.name == wanted and model.version.startswith(version):
             return model
-    there = ", ".join(sorted({model.name for model in _all(connection)})) or "none yet"
-    raise NotFound(
-        f"There is no imported model {name!r}.", hint=f"models: {there}; add one: tuna model import NAME FILE"
-    )
+    hint = choices(wanted, (model.name for model in _all(connection)), "models")
+    raise NotFound(f"There is no imported model {name!r}.", hint=f"{hint}; add one: `tuna model import NAME FILE`")
 
 
 def list_all(connection: sa.Connection) -> list[StoredModel]:

@@ -82,7 +82,7 @@ def connect(settings: Settings, url: str = "") -> redis.Redis:
     except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-        raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: tuna doctor") from None
+        raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: `tuna doctor`") from None
     return client
 
 

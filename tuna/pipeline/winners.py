@@ -126,7 +126,7 @@ class Winners:
             if not _fits(connection, len(blob)):
                 raise StorageFull(
                     f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
-                    "set its max_allowed_packet to 256M, then `tuna retry --cause infra`"
+                    "set its max_allowed_packet to 256M, then `tuna retry --session-id ID --cause infra`"
                 )
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}
             upsert(connection, Kernel, [row], key=("digest",))

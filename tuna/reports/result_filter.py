@@ -17,6 +17,7 @@ from tuna.db.models import Config, ConfigTag, Device, Environment, FindDb, Golde
 from tuna.db.models import StepResult as Attempt
 from tuna.errors import BadInput, NotFound
 from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
+from tuna.sentences import choices
 
 _Condition = sa.ColumnElement[bool]
 #: Digits of a config key that name it.
@@ -68,7 +69,9 @@ class Conditions:
 def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
     """The filter as SQL; raises NotFound for a name that there is not, with those there are, and BadInput."""
     if not 1 <= wanted.limit <= MAX_LIMIT:
-        raise BadInput(f"1 to {MAX_LIMIT} rows can be asked for, not {wanted.limit}.", hint="all results: tuna export")
+        raise BadInput(
+            f"1 to {MAX_LIMIT} rows can be asked for, not {wanted.limit}.", hint="all results: `tuna export`"
+        )
     if wanted.n_best is not None and wanted.n_best < 1:
         raise BadInput(f"At least the best trial can be asked for, not {wanted.n_best}.")
     on_configs = tuple(_on_configs(connection, wanted))
@@ -141,7 +144,8 @@ def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...]
         query = query.where(Solver.library == wanted.library)
     found = tuple(connection.execute(query).scalars())
     if not found:
-        raise NotFound(f"There is no solver {wanted.solver!r}.", hint="see: tuna solvers LIBRARY")
+        known = connection.execute(sa.select(Solver.name).distinct()).scalars()
+        raise NotFound(f"There is no solver {wanted.solver!r}.", hint=choices(wanted.solver, known, "solvers"))
     return found
 
 

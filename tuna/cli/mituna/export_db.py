@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from tuna import api
-from tuna.cli import show
+from tuna.cli import options, show
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
 
 @click.command(context_settings=common.CONTEXT)
 @common.session_id
-@click.option("--golden_v", type=click.IntRange(min=0), help="Golden version, instead of a session; needs -a.")
+@click.option("--golden_v", type=options.GOLDEN, help="Golden version, instead of a session; needs -a.")
 @click.option("-p", "--perf_db", "form", flag_value="perf", help="Export the performance db.")
 @click.option("-f", "--find_db", "form", flag_value="find", help="Export the find db.")
 @click.option("-k", "--kern_db", "form", flag_value="kernel", help="Export the kernel db.")
@@ -27,7 +27,7 @@ from tuna.errors import BadInput
 @click.option("--bz2", "packed", is_flag=True, help="Pack the file with bzip2.")
 @click.option("--filename", help="Base name of the file.")
 @click.option("--config_tag", help="Only layers that carry this tag.")
-@click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="Solvers kept for a layer.")
+@click.option("--top", type=options.COUNT, default=4, show_default=True, help="Solvers kept for a layer.")
 @common.debug
 def export_db(
     session_id: int | None,

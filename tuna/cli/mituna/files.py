@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tuna import api
-from tuna.cli import show
+from tuna.cli import options, show
 from tuna.cli.mituna import common
 
 _PATH = click.Path(path_type=Path)
@@ -46,7 +46,9 @@ def import_db(
 @click.option("-f", "--find_db", is_flag=True, expose_value=False, help="Ignored, likewise.")
 @click.option("-b", "--bin_cache", is_flag=True, expose_value=False, help="Ignored, likewise.")
 @click.option("-k", "--keep_keys", is_flag=True, help="Where both have a key, keep the master's other entries.")
-@click.option("-o", "--output", type=_PATH, default=Path(), help="Folder for the result; default: here.")
+@click.option(
+    "-o", "--output", type=options.OUTPUT_FOLDER, default=Path(), help="Folder for the result; default: here."
+)
 @common.debug
 def merge_db(master_file: Path, target_file: Path, keep_keys: bool, output: Path) -> int:
     """Merge two find dbs, perf dbs or kernel dbs into a new file; neither of them is changed."""

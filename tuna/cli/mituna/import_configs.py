@@ -25,7 +25,7 @@ from tuna.errors import BadInput
 @click.option("--md_version", help="Version of the model.")
 @click.option("-F", "--framework", help="Framework of the model.")
 @click.option("--fw_version", help="Version of the framework.")
-@click.option("-g", "--gpu_count", type=click.IntRange(min=1), default=1, show_default=True, help="GPUs of the run.")
+@click.option("-g", "--gpu_count", type=options.COUNT, default=1, show_default=True, help="GPUs of the run.")
 @click.option("--add_model", metavar="NAME", help="Store a model; needs --md_version.")
 @click.option("--add_framework", metavar="NAME", help="Store a framework; needs --fw_version.")
 @click.option("--print_models", is_flag=True, help="List models and frameworks.")

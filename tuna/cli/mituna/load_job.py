@@ -29,7 +29,7 @@ ALGORITHMS = {f"miopenConvolutionAlgo{name}": name for name in ("GEMM", "Direct"
     "-c", "--cmd", type=click.Choice(["conv", "convfp16", "convbfp16"]), help="Only layers of this precision."
 )
 @click.option("-l", "--label", help="Reference text.")
-@click.option("--candidates", type=click.IntRange(min=1), help="Candidates to try for each layer and solver.")
+@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
 @common.arch
 @common.num_cu
 @common.debug

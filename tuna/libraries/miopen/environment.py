@@ -39,7 +39,8 @@ def from_options(facts: Mapping[str, str]) -> Environment:
     """
     if not facts.get("arch") or not facts.get("num_cu"):
         raise BadInput(
-            "An environment by hand needs an architecture and a number of compute units.", hint="give -a and -n"
+            "An environment by hand needs an architecture and a number of compute units.",
+            hint="give --arch and --num-cu",
         )
     arch, digits = facts["arch"], facts["num_cu"]
     if not _ARCH.fullmatch(arch):
@@ -102,7 +103,7 @@ def miopen_version() -> str:
     return ".".join(parts)
 
 
-_HINT = "install ROCm, set TUNA_ROCM_PATH to it, or give -a, -n, --rocm_v and --miopen_v by hand"
+_HINT = "install ROCm, set TUNA_ROCM_PATH to it, or give --arch, --num-cu, --rocm-version and --miopen-version by hand"
 
 
 def _rocm() -> Path:
@@ -121,7 +122,7 @@ def visible_gpu() -> Gpu:
     gpus = parse_rocminfo(done.output)
     if not gpus:
         raise LibraryMissing(
-            "rocminfo shows no GPU on this machine.", hint="give -a and -n by hand to prepare a session"
+            "rocminfo shows no GPU on this machine.", hint="give --arch and --num-cu by hand to prepare a session"
         )
     first = os.environ.get("HIP_VISIBLE_DEVICES", "0").split(",")[0]
     index = int(first) if first.isdigit() else 0

@@ -1,0 +1,168 @@
+"""What an error tells a user to type is a command that works when pasted, with the options of the program that was typed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from command_lines import PROGRAMS
+
+from tuna.cli.main import COMMANDS, tuna
+from tuna.cli.mituna import common
+from tuna.settings import get_settings
+
+TypeIn = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+#: What stands for a value in a sentence or a document, and one that can be parsed in its place.
+WORDS = {"ID": "1", "N": "1", "VERSION": "1", "ROLE": "eval", "STATE": "new"}
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
+
+
+def texts(module: Path) -> Iterator[str]:
+    """The texts of a module that are no docstrings; what is filled in becomes 1, which is an id and a name."""
+    tree = ast.parse(module.read_text())
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def pasted() -> Iterator[tuple[str, str]]:
+    """Each command of `tuna` that a sentence or a document shows, and where."""
+    for module in sorted(ROOT.glob("tuna/**/*.py")):
+        for text in texts(module):
+            for line in re.findall(r"`(tuna [^`]+)`", text):
+                yield line, module.name
+    for page in PAGES:
+        for line in re.findall(r"(?m)^    (tuna [a-z].*)$", page.read_text()):
+            yield re.split(r"\s{2,}#|\s[>|]\s", line)[0], page.name
+
+
+@pytest.mark.parametrize(("line", "where"), sorted(set(pasted())))
+def test_a_command_that_is_shown_can_be_typed(line: str, where: str) -> None:
+    words = [WORDS.get(word, word) for word in shlex.split(line)[1:]]
+    if words[0] not in COMMANDS:
+        assert words[0].startswith("-") or "..." in line, f"{where}: there is no command {words[0]}"
+        return
+    command: click.Command = tuna
+    context = click.Context(tuna, info_name="tuna")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        _, below, words = command.resolve_command(context, words)
+        assert below is not None
+        command, context = below, click.Context(below, parent=context, info_name=below.name)
+    if words and words != ["--help"]:  # else only the command's name is mentioned
+        paths = [one for one in command.params if isinstance(one.type, click.Path)]
+        with pytest.MonkeyPatch.context() as patch:
+            for one in paths:  # what a document writes or reads need not be here
+                patch.setattr(one, "type", click.STRING)
+            command.make_context(command.name, words, parent=context.parent)
+
+
+def test_commands_in_sentences_stand_in_backquotes() -> None:
+    """So that the test above finds each of them."""
+    names = "|".join(COMMANDS)
+    wrong = [
+        f"{module.name}: {text}"
+        for module in sorted(ROOT.glob("tuna/**/*.py"))
+        for text in texts(module)
+        if re.search(rf"(?<!`)\btuna ({names})\b", text)
+    ]
+    named = {"capture.py: tuna capture", "doctor.py: tuna doctor 1\n"}  # a framework, and bytes to store
+    assert set(wrong) <= named
+
+
+def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers: Path) -> None:
+    """Each refusal says what to type; that is pasted, until the command that was wanted works."""
+    assert type_in("tuna", "init-session", "noop", "-l", "x").code == 0
+    wanted = ("tuna", "run", "--session-id", 1)
+    typed: list[tuple[Any, ...]] = [wanted]
+    commands: list[str] = []
+    while typed and len(commands) < 20:
+        commands.append(" ".join(map(str, typed[-1][1:])))
+        ended = type_in(*typed[-1])
+        if ended.code == 0:
+            typed.pop()
+            continue
+        (found,) = re.findall(r"`(tuna [^`]+)`", ended.err)
+        typed.append(tuple(found.replace("FILE", str(layers)).replace("TAG", "small").split()))
+    assert not typed, commands
+    assert [line.split()[0] for line in commands][:4] == ["run", "load-jobs", "update-solvers", "load-jobs"]
+    assert "import" in " ".join(commands)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tuna", "import-db", "gfx90a68.HIP.fdb.txt"), "--rocm-version"),
+        (("go_fish", "miopen", "import_db", "-t", "gfx90a68.HIP.fdb.txt"), "--rocm_v"),
+        (("tuna", "init-session", "miopen", "-l", "x"), "--rocm-version"),
+        (("go_fish", "miopen", "--init_session", "-l", "x"), "--rocm_v"),
+        (("tuna", "export", "--golden", 1, "--form", "find"), "--arch"),
+    ],
+    ids=str,
+)
+def test_an_error_names_options_of_the_command_that_was_typed(
+    words: tuple[Any, ...], said: str, type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_ROCM_PATH", str(tmp_path / "nowhere"))
+    get_settings.cache_clear()
+    key = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
+    (tmp_path / "gfx90a68.HIP.fdb.txt").write_text(f"{key}=A:1.5,64,miopenConvolutionFwdAlgoDirect\n")
+    ended = type_in(*words)
+    assert ended.code in (2, 6)
+    assert said in ended.err
+    command = PROGRAMS[words[0]]
+    context = click.Context(command)
+    for word in words[1:]:
+        if not isinstance(command, click.Group) or str(word).startswith("-"):
+            break
+        below = command.get_command(context, str(word))
+        assert below is not None
+        command = below
+    options = {option for one in command.params for option in one.opts}
+    assert set(re.findall(r"(?<![\w-])--[a-z_-]+", re.sub(r"`[^`]*`", "", ended.err))) <= options
+
+
+def test_each_respelt_option_is_one() -> None:
+    def options(command: click.Command) -> set[str]:
+        found = {option for one in command.params for option in one.opts}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            names = ["noop"] if command is PROGRAMS["go_fish"] else command.list_commands(context)
+            below = [command.get_command(context, name) for name in names]
+            found = found.union(*(options(one) for one in below if one is not None))
+        return found
+
+    assert set(common.SPELLING) <= options(tuna)
+    assert set(common.SPELLING.values()) <= options(PROGRAMS["go_fish"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("statsu",), "'status'"),
+        (("status", "--sesion-id", 1), "--session-id"),
+        (("configs", "-t", "smal"), "did you mean small?"),
+        (("init-session", "nop", "-l", "x"), "did you mean noop?"),
+        (("load-jobs", "--session-id", 1, "-s", "Nop1"), "did you mean Noop1?"),
+        (("load-jobs", "--session-id", 1, "--steps", "biuld"), "did you mean build?"),
+        (("load-jobs", "--session-id", 1, "--option", "trails=1"), "did you mean trials?"),
+        (("export", "--session-id", 1, "--form", "jsn"), "did you mean json?"),
+        (("golden", "biuld", 1), "'build'"),
+        (("golden", "build", 1, "--session-id", 1, "--kind", "gem"), "did you mean gemm?"),
+    ],
+    ids=str,
+)
+def test_the_nearest_name_is_offered(words: tuple[Any, ...], said: str, loaded: TypeIn) -> None:
+    ended = loaded("tuna", *words)
+    assert ended.code in (2, 3)
+    assert said in ended.err
