@@ -194,7 +194,22 @@ def attention() -> Any:
     return net.model(net.add("Add", dense(net.gelu(dense(x, hidden, 14)), 14, hidden), x))
 
 
+def enlarged() -> Any:
+    """Transposed convolutions: with batch normalisation; one for each channel, with an output padding; and without a stride."""
+    net = Net((1, 8, 5, 6))
+    weights = net.constant(net.random.normal(0, 0.2, (8, 12, 4, 4)))
+    y = net.add("ConvTranspose", "x", weights, strides=[2, 2], pads=[1, 1, 1, 1])
+    parts = [*net.random.normal(1.0, 0.2, (3, 12)), net.random.uniform(0.5, 1.5, 12)]
+    x = net.relu(net.add("BatchNormalization", y, *map(net.constant, parts)))
+    weights = net.constant(net.random.normal(0, 0.2, (12, 1, 3, 3)))
+    grouped = {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1], "group": 12}
+    x = net.add("Sigmoid", net.add("ConvTranspose", x, weights, **grouped))
+    weights = net.constant(net.random.normal(0, 0.2, (12, 3, 2, 2)))
+    return net.model(net.add("ConvTranspose", x, weights))
+
+
 NETS = {
+    "enlarged": enlarged,
     "activated": activated,
     "attention": attention,
     "old": old,

@@ -14,6 +14,7 @@ from nets import NETS, Net
 from tvm.target import codegen
 
 from tuna.configs import ConvConfig, TaskConfig
+from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import problems
@@ -84,6 +85,12 @@ def test_an_activation_whose_parts_are_read_elsewhere_stays_an_operator() -> Non
     y = net.conv("x", 8, 8, 1)
     gate = net.add("Sigmoid", y)
     assert epilogues(planned(net.model(net.add("Mul", gate, y), gate))) == [("bias",)]
+
+
+def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
+    tasks = [task for task, _ in planned(nets.enlarged()).tasks() if isinstance(task.core, ConvConfig)]
+    assert all(task.core.direction is Direction.BACKWARD_DATA for task in tasks)
+    assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ()]
 
 
 def test_attention_is_products_with_tasks_of_their_own() -> None:

@@ -10,8 +10,12 @@ import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig
 from tuna.configs.task import ACTIVATIONS, BIAS, CASTS, RESIDUAL, TaskConfig
+from tuna.configs.values import Direction
 from tuna.models import activations
 from tuna.models.graph import Graph, Node, constant_of, extents
+
+#: Layout of the weights by operator: of both it is K, C/groups, R, S of the forward convolution.
+_WEIGHTS = {"nn.conv2d": "OIHW", "nn.conv2d_transpose": "IOHW"}
 
 
 @dataclass
@@ -45,7 +49,7 @@ def find(graph: Graph) -> list[Group]:
     taken: set[Any] = set()
     found = []
     for node in graph.nodes:
-        group = _convolution(node) if node.op == "nn.conv2d" else _product(node, graph) if node.op == "matmul" else None
+        group = _product(node, graph) if node.op == "matmul" else _convolution(node) if node.op in _WEIGHTS else None
         if group is None:
             continue
         _extend(group, graph, taken)
@@ -55,20 +59,24 @@ def find(graph: Graph) -> list[Group]:
 
 
 def _convolution(node: Node) -> Group | None:
-    attrs, shape = node.attrs, extents(node.args[0])
+    """A transposed convolution is the backward data of the convolution that makes its input from its answer."""
+    attrs, shape, found = node.attrs, extents(node.args[0]), extents(node.var)
     weights = constant_of(node.args[1])
     pads = [int(pad) for pad in attrs.padding]
-    if weights is None or shape is None or weights.dtype != np.float32 or len(shape) != 4:
+    if weights is None or shape is None or found is None or weights.dtype != np.float32 or len(shape) != 4:
         return None
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW") or pads[:2] != pads[2:]:
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    if layouts != ("NCHW", _WEIGHTS[node.op], "NCHW") or pads[:2] != pads[2:]:
         return None
     (sh, sw), (dh, dw) = ((int(a), int(b)) for a, b in (attrs.strides, attrs.dilation))
+    turned = node.op == "nn.conv2d_transpose"
+    given, answered = (found, shape) if turned else (shape, found)
     core = ConvConfig(
         batchsize=shape[0],
-        in_channels=shape[1],
-        in_h=shape[2],
-        in_w=shape[3],
-        out_channels=weights.shape[0],
+        in_channels=given[1],
+        in_h=given[2],
+        in_w=given[3],
+        out_channels=answered[1],
         fil_h=weights.shape[2],
         fil_w=weights.shape[3],
         pad_h=pads[0],
@@ -78,7 +86,10 @@ def _convolution(node: Node) -> Group | None:
         dilation_h=dh,
         dilation_w=dw,
         group_count=int(attrs.groups),
+        direction=Direction.BACKWARD_DATA if turned else Direction.FORWARD,
     )
+    if core.output_size != answered[2:]:  # an output padding of a stride or more
+        return None
     return Group(core, node.args[0], weights, nodes=[node])
 
 
@@ -134,11 +145,15 @@ def _normalise(group: Group, node: Node) -> bool:
     parts = [constant_of(arg) for arg in node.args[1:]]
     if int(attrs.axis) != 1 or any(part is None for part in parts) or not isinstance(group.core, ConvConfig):
         return False
+    transposed = group.core.direction is Direction.BACKWARD_DATA
+    if transposed and group.core.group_count > 1:
+        return False
     gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
     scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
     _set_bias(group, ((before - mean) * scale + (beta if attrs.center else 0.0)).astype(np.float32))
-    group.weights = (group.weights * scale[:, None, None, None]).astype(np.float32)
+    channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
+    group.weights = (group.weights * scale.reshape(channels)).astype(np.float32)
     return True
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.configs import GemmConfig, TaskConfig
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
 from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels import shape
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
+from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models.emit import Chosen
 from tuna.models.manifest import Class
@@ -114,6 +116,12 @@ def _point(record: Record, module: Any) -> int | None:
 
 
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:
-    shape = problem.layer.shape if isinstance(problem.layer, Layer) else None
-    subject = problem.layer if shape is None else shape
-    return Chosen(module["main"], lambda weights: problem.family.pack_weights(subject, weights), shape)
+    if isinstance(problem.layer, Product):
+        return Chosen(module["main"], partial(problem.family.pack_weights, problem.layer), None)
+    sizes = problem.layer.shape
+
+    def pack(weights: Any) -> Any:
+        assert isinstance(problem.config, ConvConfig)
+        return problem.family.pack_weights(sizes, shape.forward_weights(problem.config, weights))
+
+    return Chosen(module["main"], pack, sizes)
