@@ -167,7 +167,11 @@ def activated() -> Any:
     flat = net.add("Flatten", x)
     x = net.add("Tanh", net.add("MatMul", flat, net.constant(net.random.normal(0, 0.1, (576, 12)))))
     x = net.add("Gemm", x, *map(net.constant, (net.random.normal(0, 0.3, (12, 9)), net.random.normal(0, 1, 9))))
-    return net.model(net.add("Cast", net.gelu(x), to=TensorProto.FLOAT16))
+    x = net.add("MatMul", net.gelu(x), net.constant(net.random.normal(0, 0.3, (9, 8))))
+    x = net.add("Mul", net.add("Add", x, net.constant(0.5)), net.constant(net.random.normal(1, 0.2, 8)))
+    shifted = net.add("Clip", net.add("Add", x, net.constant(3.0)), net.constant(0.0), net.constant(6.0))
+    x = net.add("Mul", x, net.add("Div", shifted, net.constant(6.0)))
+    return net.model(net.add("Cast", x, to=TensorProto.FLOAT16))
 
 
 def attention() -> Any:

@@ -76,7 +76,8 @@ def test_activations_in_any_form_and_casts_become_part_of_a_core() -> None:
         ("gelu",),
         ("gelu_tanh",),
         ("tanh",),
-        ("bias", "gelu", "to_fp16"),
+        ("bias", "gelu"),
+        ("bias", "hard_swish", "to_fp16"),
     ]
 
 

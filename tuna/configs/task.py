@@ -17,9 +17,10 @@ LAYOUTS = ("native", "layer")
 #: What is done to a sum before it is written: a value for each channel (of a product: for each column) and a tensor like the answer
 #: are added, a function is applied to each value, the answer is written in another type.
 BIAS, RESIDUAL = "bias", "residual"
-RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH = ACTIVATIONS = (
+RELU, RELU6, SIGMOID, TANH, SILU, GELU, GELU_TANH, HARD_SIGMOID, HARD_SWISH = ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu"),
     *("gelu", "gelu_tanh"),  #: with erf, and the approximation with tanh
+    *("hard_sigmoid", "hard_swish"),  #: min(max(x + 3, 0), 6) / 6, and x times that
 )
 CASTS = {"to_fp16": "float16", "to_bf16": "bfloat16"}  #: NumPy's name of the type
 

@@ -10,14 +10,27 @@ from typing import Any
 import numpy as np
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, kind_of
-from tuna.configs.task import BIAS, CASTS, GELU, GELU_TANH, RELU, RELU6, RESIDUAL, SIGMOID, SILU, TANH
+from tuna.configs.task import (
+    BIAS,
+    CASTS,
+    GELU,
+    GELU_TANH,
+    HARD_SIGMOID,
+    HARD_SWISH,
+    RELU,
+    RELU6,
+    RESIDUAL,
+    SIGMOID,
+    SILU,
+    TANH,
+)
 from tuna.configs.values import DataType, Direction
 from tuna.errors import BadInput
 from tuna.libraries.reference import TOLERANCE, Problem, random
 
 #: Largest magnitude of an answer that an activation cuts or flattens, before bias and residual.
 _REACH = 12.0
-_FLAT = {RELU6, SIGMOID, TANH}
+_FLAT = {RELU6, SIGMOID, TANH, HARD_SIGMOID}
 
 
 def problem(config: TaskConfig, seed: int) -> Problem:
@@ -60,6 +73,10 @@ def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _hard_sigmoid(x: Any) -> Any:
+    return np.clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _CAST_TYPES = {"to_fp16": DataType.FP16, "to_bf16": DataType.BF16}
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -69,5 +86,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     TANH: np.tanh,
     SILU: lambda x: x * _sigmoid(x),
     GELU: lambda x: 0.5 * x * (1.0 + _erf(x * math.sqrt(0.5))),
+    HARD_SIGMOID: _hard_sigmoid,
+    HARD_SWISH: lambda x: x * _hard_sigmoid(x),
     GELU_TANH: lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
 }

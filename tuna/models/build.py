@@ -60,7 +60,13 @@ def plan(module: tvm.IRModule, kernels: Kernels, target: Any) -> Planned:
                 relax.transform.DeadCodeElimination(),
             ]
         )(emitted)
-    return _described(fused, {name: task for name, task in emitter.calls if task is not None})
+    planned = _described(fused, {name: task for name, task in emitter.calls if task is not None})
+    own = {name for name, _ in emitter.calls}
+    for name, task in planned.functions.items():
+        if name not in own:
+            variable = fused.get_global_var(name)
+            fused.update_func(variable, kernels.function(task, fused[name]))
+    return planned
 
 
 def compile_to(planned: Planned, target: Any, path: Path) -> None:

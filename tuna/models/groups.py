@@ -129,14 +129,15 @@ def _extend(group: Group, graph: Graph, taken: set[Any]) -> None:
             if first is None or not _normalise(group, user):
                 return
             group.nodes += [user, first]
-        elif user is not None and user.var not in taken and (_add(group, user) or _cast(group, user)):
-            group.nodes.append(user)
-        else:
-            found = activations.follows(graph, group.answer)
-            if found is None or set(ACTIVATIONS) & set(group.epilogue) or any(node.var in taken for node in found[1]):
-                return
+            continue
+        found = None if set(ACTIVATIONS) & set(group.epilogue) else activations.follows(graph, group.answer)
+        if found is not None and not any(node.var in taken for node in found[1]):
             group.epilogue.append(found[0])
             group.nodes += found[1]
+        elif user is not None and user.var not in taken and _taken_up(group, user):
+            group.nodes.append(user)
+        else:
+            return
 
 
 def _normalise(group: Group, node: Node) -> bool:
@@ -145,16 +146,56 @@ def _normalise(group: Group, node: Node) -> bool:
     parts = [constant_of(arg) for arg in node.args[1:]]
     if int(attrs.axis) != 1 or any(part is None for part in parts) or not isinstance(group.core, ConvConfig):
         return False
-    transposed = group.core.direction is Direction.BACKWARD_DATA
-    if transposed and group.core.group_count > 1:
-        return False
     gamma, beta, mean, variance = (np.asarray(part, np.float64) for part in parts)
     scale = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
+    if not _multiply(group, scale):
+        return False
     before = 0.0 if group.bias is None else group.bias.astype(np.float64)
-    _set_bias(group, ((before - mean) * scale + (beta if attrs.center else 0.0)).astype(np.float32))
-    channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
-    group.weights = (group.weights * scale.reshape(channels)).astype(np.float32)
+    _set_bias(group, (before - mean * scale + (beta if attrs.center else 0.0)).astype(np.float32))
     return True
+
+
+def _scale(group: Group, node: Node) -> bool:
+    """A product or quotient with a value for each channel becomes part of weights and bias."""
+    values = constant_of(node.args[1]) if node.op in ("multiply", "divide") else None
+    if node.op == "multiply" and values is None:
+        values = constant_of(node.args[0])
+    if values is None or group.weights is None or not set(group.epilogue) <= {BIAS}:
+        return False
+    found = _by_channel(group, node, values.astype(np.float64))
+    if found is None or (node.op == "divide" and not np.all(found)):
+        return False
+    return _multiply(group, 1.0 / found if node.op == "divide" else found)
+
+
+def _multiply(group: Group, scale: Any) -> bool:
+    """Multiply the answer before its epilogue, in double precision; False where the weights do not have its channels as an axis."""
+    channels: tuple[int, ...] = (1, -1)
+    if isinstance(group.core, ConvConfig):
+        transposed = group.core.direction is Direction.BACKWARD_DATA
+        if transposed and group.core.group_count > 1:
+            return False
+        channels = (1, -1, 1, 1) if transposed else (-1, 1, 1, 1)
+    group.weights = (group.weights * scale.reshape(channels)).astype(np.float32)
+    if group.bias is not None:
+        group.bias = (group.bias * scale).astype(np.float32)
+    return True
+
+
+def _by_channel(group: Group, node: Node, values: Any) -> Any | None:
+    """The values of an operand as one for each channel; None where they are something else."""
+    shape = extents(group.answer)
+    if shape is None or extents(node.var) != shape:
+        return None
+    axis = 1 if isinstance(group.core, ConvConfig) else len(shape) - 1
+    given = (1,) * (len(shape) - values.ndim) + values.shape
+    if any(extent != 1 for position, extent in enumerate(given) if position != axis):
+        return None
+    return np.array(np.broadcast_to(values.reshape(-1), (shape[axis],)))
+
+
+def _taken_up(group: Group, node: Node) -> bool:
+    return _add(group, node) or _scale(group, node) or _cast(group, node)
 
 
 def _set_bias(group: Group, values: Any) -> None:
@@ -176,14 +217,10 @@ def _add(group: Group, node: Node) -> bool:
         group.residual = other
         group.epilogue.append(RESIDUAL)
         return True
-    if values.dtype != np.float32 or functions or extents(node.var) != shape or shape is None:
+    added = None if functions else _by_channel(group, node, values)
+    if added is None or values.dtype != np.float32:
         return False
-    axis = 1 if isinstance(group.core, ConvConfig) else len(shape) - 1
-    given = (1,) * (len(shape) - values.ndim) + values.shape
-    if any(extent != 1 for position, extent in enumerate(given) if position != axis):
-        return False
-    added = np.broadcast_to(values.reshape(-1), (shape[axis],)).astype(np.float32)
-    _set_bias(group, np.array(added) if group.bias is None else group.bias + added)
+    _set_bias(group, added if group.bias is None else group.bias + added)
     return True
 
 

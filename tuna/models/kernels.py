@@ -12,8 +12,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
-from tuna.libraries.tvm import problems
-from tuna.libraries.tvm.kernels import shape
+from tuna.libraries.tvm import functions, problems
+from tuna.libraries.tvm.kernels import machine, shape
 from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.gemm import Product
@@ -47,6 +47,12 @@ class Kernels:
         if task.key not in self._found:
             self._found[task.key], self.classes[task.key] = self._choose(task)
         return self._found[task.key]
+
+    def function(self, task: TaskConfig, function: Any) -> Any:
+        """The function of a task without a core, with a schedule by rule where there is one."""
+        found = functions.scheduled(function, machine.from_target(self._target))
+        self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
+        return functions.in_vectors(function if found is None else found)
 
     def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)

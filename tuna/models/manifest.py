@@ -22,7 +22,7 @@ class Class(str, enum.Enum):
 
     EXACT = "exact"  #: measured for this task on such a machine
     NEAREST = "nearest"  #: the params of the same core and epilogue with another shape
-    PREDICTED = "predicted"  #: the best by estimate, not measured
+    PREDICTED = "predicted"  #: the best by estimate, or by a rule, not measured
     DEFAULT = "default"  #: what TVM does without tuning, and pooling and changes of layout
 
     __str__ = str.__str__

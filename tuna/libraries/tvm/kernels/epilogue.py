@@ -17,6 +17,8 @@ from tuna.configs.task import (
     CASTS,
     GELU,
     GELU_TANH,
+    HARD_SIGMOID,
+    HARD_SWISH,
     RELU,
     RELU6,
     RESIDUAL,
@@ -128,6 +130,10 @@ def _gelu_tanh(x: Any) -> Any:
     return _let(x, value_of)
 
 
+def _hard_sigmoid(x: Any) -> Any:
+    return tirx.min(tirx.max(x + _const(3.0), _const(0.0)), _const(6.0)) * _const(1.0 / 6.0)
+
+
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     RELU: lambda x: tirx.max(x, _const(0.0)),
     RELU6: lambda x: tirx.min(tirx.max(x, _const(0.0)), _const(6.0)),
@@ -136,6 +142,8 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     SILU: _silu,
     GELU: _gelu,
     GELU_TANH: _gelu_tanh,
+    HARD_SIGMOID: _hard_sigmoid,
+    HARD_SWISH: lambda x: _let(x, lambda value: value * _hard_sigmoid(value)),
 }
 
 

@@ -1,0 +1,176 @@
+"""Schedules of functions without a core: softmax, normalisations, reductions, what is done to single values. Imports TVM.
+
+    for row, all axes that every stage has, as one loop                                                        parallel
+        each stage that was not inlined into its only reader: a sum over what lies side by side
+            in as many parts as a vector has values, others along the last axis of what they write         vector
+
+TVM's default computes a stage after the other over the whole tensor, on one core, and a sum value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.s_tir import SBlockRealize, Schedule, ScheduleError
+
+from tuna.libraries.tvm.kernels import epilogue
+from tuna.libraries.tvm.kernels.machine import Machine
+
+#: Functions of single values that take so long that a value is kept for its second reader.
+_SLOW = {"tirx.exp", "tirx.erf", "tirx.tanh", "tirx.sigmoid", "tirx.log", "tirx.pow", "tirx.sqrt", "tirx.rsqrt"}
+_IN_VECTORS: dict[str, Callable[[Any], Any]] = {
+    "tirx.exp": epilogue.exp,
+    "tirx.erf": epilogue.erf,
+    "tirx.tanh": epilogue.tanh,
+    "tirx.sigmoid": epilogue.sigmoid,
+}
+
+
+def scheduled(function: Any, machine: Machine) -> Any | None:
+    """The function with a schedule; None where TVM's default is as good: for a change of shape, and what has no schedule here."""
+    if relax.analysis.has_reshape_pattern(function):
+        return None
+    sch = Schedule(tvm.IRModule({"main": function}))
+    try:
+        _schedule(sch, machine)
+    except ScheduleError:  # an access that a primitive does not follow; the default is right for all
+        return None
+    return sch.mod["main"]
+
+
+def in_vectors(function: Any) -> Any:
+    """The function with arithmetic for exp, erf, tanh and sigmoid of fp32, which LLVM would call for each value."""
+
+    def replaced(call: Any) -> Any:
+        name = _name(call)
+        return _IN_VECTORS[name](call.args[0]) if name in _IN_VECTORS and str(call.ty) == "float32" else call
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, replaced)))
+
+
+def _schedule(sch: Any, machine: Machine) -> None:
+    lanes = machine.floats
+    blocks = [block for block in sch.get_child_blocks(sch.get_sblock("root")) if not _inlined(sch, block)]
+    stages = []
+    for block in blocks:
+        stages += _in_parts(sch, block, lanes)
+    depth = _common_depth(sch, stages)
+    *earlier, last = stages
+    outer = sch.get_loops(last)[:depth]
+    if outer:
+        row = sch.fuse(*outer)
+        if machine.cores > 1:
+            sch.parallel(row)
+        for block in reversed(earlier):
+            sch.compute_at(block, row, preserve_unit_loops=True)
+    for block in stages:
+        _vectorise(sch, block, lanes, 1 if outer else 0)
+
+
+def _inlined(sch: Any, block: Any) -> bool:
+    """Inline a stage of single values into what reads it; whether that was done."""
+    readers = sch.get_consumers(block)
+    if not readers or _reduces(sch, block) or (len(readers) > 1 and _is_slow(sch.get(block))):
+        return False
+    sch.compute_inline(block)
+    return True
+
+
+def _in_parts(sch: Any, block: Any, lanes: int) -> list[Any]:
+    """A reduction along what lies side by side, as one for each lane and one of the lanes; any other stage as it is."""
+    if not _reduces(sch, block):
+        return [block]
+    loops, kinds = sch.get_loops(block), _kinds(sch, block)
+    last = sch.get(loops[-1])
+    if kinds[-1] != "reduce" or int(last.extent) % lanes or int(last.extent) < 2 * lanes or not _along(sch, block):
+        return [block]
+    part = sch.rfactor(sch.split(loops[-1], [None, lanes])[1], -1)
+    return [part, block]
+
+
+def _common_depth(sch: Any, stages: list[Any]) -> int:
+    """How many outer loops all stages have: they go over the same axes, and no reduction is among them."""
+    *earlier, last = stages
+    depth = 0
+    kinds = _kinds(sch, last)
+    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(last)]
+    most = len(extents) - 1 if earlier else max(kinds.count("space") - 1, 0)
+    shapes = [([int(sch.get(loop).extent) for loop in sch.get_loops(block)], _kinds(sch, block)) for block in earlier]
+    while depth < most and kinds[depth] == "space":
+        fits = all(
+            depth < len(found) and found[depth] == extents[depth] and kind[depth] == "space" for found, kind in shapes
+        )
+        if not fits:
+            break
+        depth += 1
+    return depth
+
+
+def _vectorise(sch: Any, block: Any, lanes: int, outside: int) -> None:
+    """The last axis of what a stage writes, but for loops outside, in whole vectors; LLVM does what it can with others."""
+    loops, kinds = sch.get_loops(block)[outside:], _kinds(sch, block)[outside:]
+    of_kind = list(zip(loops, kinds, strict=True))
+    space = [loop for loop, kind in of_kind if kind == "space" and int(sch.get(loop).extent) > 1]
+    reduced = [loop for loop, kind in of_kind if kind == "reduce"]
+    if not space or int(sch.get(space[-1]).extent) % lanes:
+        return
+    inner = sch.split(space[-1], [None, lanes])[1] if int(sch.get(space[-1]).extent) > lanes else space[-1]
+    if not reduced:
+        sch.vectorize(inner)
+        return
+    sch.reorder(*reduced, inner)
+    sch.vectorize(inner)
+    init = sch.decompose_reduction(block, reduced[0])
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _kinds(sch: Any, block: Any) -> list[str]:
+    """Of each loop around a block: `space`, `reduce`, or `row` for one that goes over several axes."""
+    bound: dict[Any, str] = {}
+    for axis, value in zip(sch.get(block).iter_vars, _realised(sch, block), strict=True):
+        if isinstance(value, tirx.Var):
+            bound[value] = "reduce" if int(axis.iter_type) == tirx.IterVar.CommReduce else "space"
+    return [bound.get(sch.get(loop).loop_var, "row") for loop in sch.get_loops(block)]
+
+
+def _realised(sch: Any, block: Any) -> list[Any]:
+    """What each axis of a block is bound to."""
+    wanted, found = sch.get(block), []
+
+    def visit(node: Any) -> None:
+        if node.block.same_as(wanted):
+            found.extend(node.iter_values)
+
+    tvm_ffi.structural_walk(sch.mod["main"].body, (SBlockRealize, visit))
+    return found
+
+
+def _reduces(sch: Any, block: Any) -> bool:
+    return any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in sch.get(block).iter_vars)
+
+
+def _along(sch: Any, block: Any) -> bool:
+    """Whether the last axis of the reduction is the last of everything that it reads by it."""
+    axis = sch.get(block).iter_vars[-1].var
+    found = [[_uses(part.min, axis) for part in read.region] for read in sch.get(block).reads]
+    return all(uses[-1] for uses in found if any(uses))
+
+
+def _uses(expression: Any, var: Any) -> bool:
+    found: list[bool] = []
+    tvm_ffi.structural_walk(expression, (tirx.Var, lambda node: found.append(node.same_as(var))))
+    return any(found)
+
+
+def _is_slow(block: Any) -> bool:
+    found: list[str] = []
+    tvm_ffi.structural_walk(block.body, (tvm.ir.Call, lambda node: found.append(_name(node))))
+    return bool(_SLOW & set(found))
+
+
+def _name(call: Any) -> str:
+    return str(getattr(call.op, "name", ""))
