@@ -16,7 +16,6 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tuna import DISTRIBUTION, __version__
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError, StoreUnavailable, TunaError
@@ -25,6 +24,7 @@ from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.settings import Settings, get_settings, misspelt
+from tuna.version import DISTRIBUTION, __version__
 
 #: The oldest versions with what Tuna needs: SKIP LOCKED, RETURNING, XAUTOCLAIM, quorum queues.
 _MARIADB, _MYSQL, _SQLITE, _REDIS, _RABBITMQ = (10, 6), (8, 0), (3, 35), (6, 2), (3, 8)

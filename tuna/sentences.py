@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from tuna import DISTRIBUTION
+from tuna.version import DISTRIBUTION
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from tuna import __version__
 from tuna.errors import BadInput, TunaError
+from tuna.version import __version__
 
 #: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
 COMMANDS = {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,31 +16,19 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import fitting, print_json, print_table, terminal_width
 from tuna.errors import BadInput
-from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter
+from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
     from tuna.reports.result_rows import ResultRow, ResultRows
 
-_AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _arch = click.option("--arch", help="Architecture, such as gfx90a.")
 _device = click.option("--device", help="Text in the name of the device.")
 _of_library = click.option("--library", help="Only results of this library.")
 
 
 def _since(_context: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    ago = re.fullmatch(r"([0-9]{1,5})([mhdw])", text)
-    if ago:
-        return datetime.now(timezone.utc) - timedelta(**{_AGO[ago[2]]: int(ago[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadInput(
-            f"{text!r} is no time.", hint="such as 2026-03-31, 2026-03-31T12:00, or 7d: seven days ago"
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return None if text is None else moment(text)
 
 
 @click.command()

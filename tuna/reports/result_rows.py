@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, overload
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, overload
+
+from tuna.errors import BadInput, LibraryMissing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Rows of an answer unless the user asks for more, and the most there are: `tuna export` streams all results.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 100_000
@@ -115,3 +121,38 @@ class ResultRows(Sequence[ResultRow]):
 
     def __iter__(self) -> Iterator[ResultRow]:
         return iter(self.rows)
+
+    def frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a column for each field; raises LibraryMissing without pandas."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise LibraryMissing("pandas is not installed.", hint="pip install pandas") from None
+        columns = [*(field.name for field in dataclasses.fields(ResultRow)), "spread", "source"]
+        found = pd.DataFrame([row.as_json() for row in self.rows], columns=columns)
+        return found.assign(measured_at=pd.to_datetime(found["measured_at"], utc=True))
+
+    def _repr_html_(self) -> str:
+        from tuna.reports.html_table import table
+
+        cells = [
+            (row.layer, row.solver, row.time_ms, row.marks, row.arch, row.session_id, row.device) for row in self.rows
+        ]
+        note = f"The first {self.limit}; there are more." if self.more else ""
+        return table("", ("layer", "solver", "ms", "marks", "arch", "session", "device"), cells, note)
+
+
+_AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def moment(text: str) -> datetime:
+    """A date or time in ISO 8601 (UTC unless it names a zone), or `7d`: seven days ago; raises BadInput."""
+    ago = re.fullmatch(r"([0-9]{1,5})([mhdw])", text)
+    if ago:
+        return datetime.now(timezone.utc) - timedelta(**{_AGO[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "such as 2026-03-31, 2026-03-31T12:00, or 7d: seven days ago"
+        raise BadInput(f"{text!r} is no time.", hint=hint) from None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)

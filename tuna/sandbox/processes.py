@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tuna
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
 from tuna.sandbox.python import module_command
@@ -98,7 +97,7 @@ def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over both."""
     env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    home = Path(tuna.__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     if "site-packages" not in home.parts:
         paths.append(str(home))
     return {**env, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), **(extra or {})}

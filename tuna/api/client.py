@@ -1,0 +1,166 @@
+"""`tuna.open()`: the functions of this package as methods, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuna import api
+from tuna.api.chain import SessionPlan
+from tuna.errors import BadInput
+from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, moment
+
+if TYPE_CHECKING:
+    from tuna.db.overview import Overview
+    from tuna.models.coverage import Coverage
+
+
+def connect(home: str | os.PathLike[str] | None) -> Tuna:
+    """Tuna with the settings of this process; `home` replaces `TUNA_HOME`, also for workers that it starts."""
+    from tuna.db.database import open_database
+    from tuna.settings import get_settings
+
+    if home is not None:
+        os.environ["TUNA_HOME"] = str(Path(home).expanduser().resolve())
+        get_settings.cache_clear()
+    open_database().dispose()  # made, if it is not there; what is wrong with it is raised now
+    return Tuna(get_settings().home)
+
+
+@dataclass(frozen=True)
+class Tuna:
+    """A database of results, and this machine to add to them."""
+
+    home: Path
+
+    def session(self, library: str, reason: str = "python", **conditions: str) -> SessionPlan:
+        """A session to describe and then `run()`, which makes it unless it is there; `conditions` of measurement."""
+        self._check()
+        return SessionPlan(library, reason, conditions=dict(conditions), check=self._check)
+
+    def tune(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        batch: int | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        candidates: int = 4,
+        winograd: bool = True,
+    ) -> Model:
+        """Import an ONNX file and tune its tasks on this machine; what another model has is not tuned again.
+
+        `name`: default the file's; `batch`: first extent of the inputs that `shapes` does not name. Interrupted, the same
+        call goes on.
+        """
+        self._check()
+        path = Path(model)
+        stored = api.import_model(name or path.stem, path, batch=batch, shapes=shapes).model
+        found = Model(f"{stored.name}@{stored.version}", winograd=winograd)
+        return found.tune(candidates=candidates)
+
+    def model(self, name: str) -> Model:
+        """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
+        self._check()
+        stored, _ = api.show_model(name)
+        return Model(f"{stored.name}@{stored.version}")
+
+    def models(self) -> list[str]:
+        """`NAME@VERSION` of every imported model, the latest first."""
+        self._check()
+        return [f"{stored.name}@{stored.version}" for stored in api.list_models()]
+
+    def query(
+        self,
+        *,
+        model: str | None = None,
+        tag: str | None = None,
+        layer: str | None = None,
+        op: str | None = None,
+        shape: str | Sequence[str] = (),
+        dtype: str | None = None,
+        library: str | None = None,
+        arch: str | None = None,
+        device: str | None = None,
+        environment: str | None = None,
+        solver: str | None = None,
+        session_id: int | None = None,
+        since: datetime | str | None = None,
+        n_best: int | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> ResultRows:
+        """Results that meet all conditions, which are those of `tuna query`."""
+        self._check()
+        wanted = ResultFilter(
+            model=model,
+            tag=tag,
+            layer=layer,
+            op=op,
+            shape=(shape,) if isinstance(shape, str) else tuple(shape),
+            dtype=dtype,
+            library=library,
+            arch=arch,
+            device=device,
+            environment=environment,
+            solver=solver,
+            session_id=session_id,
+            since=moment(since) if isinstance(since, str) else since,
+            n_best=n_best,
+            limit=limit,
+        )
+        return api.query(wanted)
+
+    def coverage(self, name: str, arch: str, *, device: str | None = None, library: str | None = None) -> Coverage:
+        """How much of a model, network or tag has results on an architecture."""
+        self._check()
+        return api.coverage(name, arch, device=device, library=library)
+
+    def status(self, session_id: int | None = None) -> list[Overview]:
+        """All sessions, or one: jobs by state, failures by cause."""
+        self._check()
+        return api.status(session_id)
+
+    def _check(self) -> None:
+        """Settings are the process's: raise BadInput if another home was opened since."""
+        from tuna.settings import get_settings
+
+        if get_settings().home != self.home:
+            raise BadInput(
+                f"This process has opened {get_settings().home} since; one home at a time.",
+                hint=f"open it again: tuna.open({str(self.home)!r})",
+            )
+
+
+@dataclass(frozen=True)
+class Model:
+    """An imported model."""
+
+    name: str  #: `NAME@VERSION`
+    winograd: bool = field(default=True, kw_only=True)
+    errored: int = field(default=0, kw_only=True)  #: jobs that failed for good when it was tuned
+
+    def tune(self, *, candidates: int = 4) -> Model:
+        """Tune its tasks; what has a result is not measured again."""
+        tuned = api.tune_model(self.name, candidates=candidates, winograd=self.winograd)
+        return Model(self.name, winograd=self.winograd, errored=tuned.errored)
+
+    def build(self, output: str | os.PathLike[str], *, session_id: int | None = None) -> api.BuiltModel:
+        """Build the shared library `output`, check its answer and time it."""
+        return api.build_model(self.name, Path(output), session_id=session_id, winograd=self.winograd)
+
+    def tasks(self) -> list[api.ModelTask]:
+        """Its tasks, with how often it calls each and the fastest kernel."""
+        return api.show_model(self.name)[1]
+
+    def _repr_html_(self) -> str:
+        from tuna.reports.html_table import table
+
+        cells = [
+            (task.label, task.count, task.winner.solver if task.winner else "", task.winner and task.winner.time_ms)
+            for task in self.tasks()
+        ]
+        return table(self.name, ("task", "calls", "fastest", "ms"), cells)
