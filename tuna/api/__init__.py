@@ -31,6 +31,7 @@ from tuna.api.databases import (
     compare_databases,
     export,
     export_golden,
+    forms_of,
     import_database,
     merge_databases,
 )
@@ -56,7 +57,7 @@ from tuna.api.models import (
     show_model,
     tune_model,
 )
-from tuna.api.results import coverage, query
+from tuna.api.results import coverage, query, winners
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
     StartedSession,
@@ -74,6 +75,7 @@ from tuna.api.sessions import (
     watcher,
     write_report,
 )
+from tuna.api.tuning import PreparedTuning, prepare_tuning
 from tuna.api.workers import (
     Role,
     Token,
@@ -100,6 +102,7 @@ __all__ = [
     "Network",
     "Networks",
     "NothingImported",
+    "PreparedTuning",
     "Role",
     "StartedSession",
     "Token",
@@ -120,6 +123,7 @@ __all__ = [
     "enqueue",
     "export",
     "export_golden",
+    "forms_of",
     "import_configs",
     "import_database",
     "import_model",
@@ -138,6 +142,7 @@ __all__ = [
     "load_jobs",
     "merge_databases",
     "open_database",
+    "prepare_tuning",
     "query",
     "remote_exec",
     "report",
@@ -156,5 +161,6 @@ __all__ = [
     "update_solvers",
     "upgrade_database",
     "watcher",
+    "winners",
     "write_report",
 ]

@@ -74,22 +74,37 @@ def import_configs(
     NothingImported if no layer is left, or with `strict` if any line is rejected; BadInput for a file that is not a list
     of layers.
     """
-    from tuna.configs import parse_file, parse_lines
+    from tuna.configs import parse_lines
 
     check_tag(tag)
     if path is None:
         parsed = parse_lines([driver or ""], "-d", batches=tuple(batches), command=command)
+        _check(parsed, "-d", strict=strict)
     else:
-        parsed = parse_file(path, batches=tuple(batches), command=command)
+        parsed = read_layers(path, strict=strict, batches=batches, command=command)
+    return store_parsed(parsed, tag, recurrent=recurrent, tag_only=tag_only, network=network)
+
+
+def read_layers(
+    path: Path, *, strict: bool = False, batches: Sequence[int] = (), command: str | None = None
+) -> ParsedFile:
+    """The layers of a file, with the arguments and the errors of `import_configs`; nothing is stored."""
+    from tuna.configs import parse_file
+
+    parsed = parse_file(path, batches=tuple(batches), command=command)
+    _check(parsed, str(path), strict=strict)
+    return parsed
+
+
+def _check(parsed: ParsedFile, source: str, *, strict: bool) -> None:
     if strict:
         try:
             parsed.check_strict()
         except BadInput as error:
             raise NothingImported(str(error), parsed.rejections) from None
     if not parsed.configs:
-        message = f"{path or '-d'} holds no layer that can be imported ({parsed.counts.total} lines)."
+        message = f"{source} holds no layer that can be imported ({parsed.counts.total} lines)."
         raise NothingImported(message, parsed.rejections)
-    return store_parsed(parsed, tag, recurrent=recurrent, tag_only=tag_only, network=network)
 
 
 def check_tag(tag: str) -> None:

@@ -40,6 +40,13 @@ def export(session_id: int, form: str, directory: Path, **options: Any) -> Expor
         return write(connection, session_id, form, directory, **_given(options))
 
 
+def forms_of(library: str) -> list[str]:
+    """The forms of export that suit a library: its own, and JSON."""
+    from tuna.libraries.registry import get_library
+
+    return [*(exporter.form for exporter in get_library(library).exporters), "json"]
+
+
 def export_golden(
     version: int,
     form: str,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
-    from tuna.reports.result_rows import ResultFilter, ResultRows
+    from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
 
 
 def query(wanted: ResultFilter) -> ResultRows:
@@ -21,6 +21,23 @@ def query(wanted: ResultFilter) -> ResultRows:
 
     with reading(open_database()) as connection:
         return read(connection, wanted)
+
+
+def winners(session_id: int, tag: str | None = None) -> ResultRows:
+    """The fastest result of each layer of a session, in the order of the layers' import; a baseline where it is the only one.
+
+    Raises NotFound.
+    """
+    from dataclasses import replace
+
+    from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
+
+    found = query(ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT))
+    first: dict[str, ResultRow] = {}
+    for row in found:
+        if row.time_ms is not None and (row.config_key not in first or first[row.config_key].baseline > row.baseline):
+            first[row.config_key] = row
+    return replace(found, rows=tuple(first.values()))
 
 
 def coverage(name: str, arch: str, *, device: str | None = None, library: str | None = None) -> Coverage:

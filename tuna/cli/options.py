@@ -31,8 +31,8 @@ class _Id(click.IntRange):
 class _Output(click.Path):
     """A file or folder to write, refused before any work is done where it cannot be written."""
 
-    def __init__(self, *, folder: bool) -> None:
-        super().__init__(path_type=Path, file_okay=not folder, dir_okay=folder)
+    def __init__(self, *, folder: bool | None) -> None:
+        super().__init__(path_type=Path, file_okay=folder is not True, dir_okay=folder is not False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
@@ -54,7 +54,7 @@ ID = _Id()
 COUNT = click.IntRange(min=1, max=2**31 - 1)
 #: Number of a golden version.
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
-OUTPUT_FILE, OUTPUT_FOLDER = _Output(folder=False), _Output(folder=True)
+OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = _Output(folder=False), _Output(folder=True), _Output(folder=None)
 session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")

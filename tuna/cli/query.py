@@ -76,6 +76,29 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
         )
 
 
+@click.command()
+@options.session_id
+@click.option("-t", "--tag", help="Only layers that carry this tag.")
+@options.as_json
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> None:
+    """List the fastest kernel of each layer of a session, with its params, spread, error and environment.
+
+    --json and --csv have all that is known, the command that repeats each measurement too.
+    """
+    if as_json and as_csv:
+        raise BadInput("Choose one of --json and --csv.")
+    rows = api.winners(session_id, tag)
+    if as_json:
+        print_json([row.as_json() for row in rows])
+    elif as_csv:
+        _print_csv(rows)
+    elif rows:
+        _print_rows(rows)
+    else:
+        click.echo("There are no results in this session yet.", err=True)
+
+
 def _print_csv(rows: ResultRows) -> None:
     from tuna.exports.csv_table import text_cell
 
@@ -124,6 +147,7 @@ def _print_rows(rows: ResultRows) -> None:
         _Column("solver", lambda row: row.solver),
         _Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
         _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
+        _Column("params", lambda row: row.params, 9),
         _Column("marks", lambda row: row.marks, 1),
         _Column("error", lambda row: "" if row.max_error is None else f"{row.max_error:.0e}", 5, right=True),
         _Column("arch", lambda row: row.arch, 4),

@@ -53,19 +53,24 @@ def quickstart(output: Path, candidates: int) -> int:
     return 0 if figures.with_winner == len(figures.layers) else 1
 
 
-def _prepared(library: str, options: Mapping[str, int], without: str | None = None) -> int:
+def _prepared(library: str, options: Mapping[str, int], without: str = "") -> int:
     """The session with its layers and jobs, but for solvers with `without` in their name."""
-    session = api.init_session(library, REASON, conditions=CONDITIONS)
-    show.started(session)
-    api.add_network("model", NETWORK.model, NETWORK.md_version)
-    api.add_network("framework", NETWORK.framework, NETWORK.fw_version)
     with as_file(files("tuna.data") / "resnet50_b1.txt") as path:
-        show.imported(lambda: api.import_configs(path, TAG, network=NETWORK), TAG)
-    click.echo(f"{library} has {api.update_solvers(library)} solvers")
-    show.applicability(api.update_applicability(session.id, TAG))
-    solvers = [solver.name for solver in api.list_solvers(library) if without is None or without not in solver.name]
-    show.loaded(api.load_jobs(session.id, tag=TAG, reason=REASON, solvers=solvers, options=options))
-    return session.id
+        found = show.prepared(
+            lambda: api.prepare_tuning(
+                path,
+                TAG,
+                library=library,
+                reason=REASON,
+                options=options,
+                conditions=CONDITIONS,
+                network=NETWORK,
+                without=without,
+            ),
+            library,
+            TAG,
+        )
+    return found.session.id
 
 
 def _vendor() -> int | None:

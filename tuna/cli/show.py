@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,7 +13,14 @@ from tuna.cli.console import print_json, print_table
 from tuna.errors import TunaError
 
 if TYPE_CHECKING:
-    from tuna.api import ImportedConfigs, LoadedJobs, MergedDatabase, Networks, StartedSession
+    from tuna.api import (
+        ImportedConfigs,
+        LoadedJobs,
+        MergedDatabase,
+        Networks,
+        PreparedTuning,
+        StartedSession,
+    )
     from tuna.configs import Rejection
     from tuna.db.overview import Overview
     from tuna.db.solvers import Applicability, StoredSolver
@@ -21,6 +28,8 @@ if TYPE_CHECKING:
     from tuna.exports import ExportReport
     from tuna.exports.intake import ImportReport
     from tuna.libraries.conditions import Condition
+
+_T = TypeVar("_T")
 
 
 def exported(report: ExportReport) -> None:
@@ -59,13 +68,31 @@ def started(session: StartedSession) -> None:
     click.echo(f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}")
 
 
+def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> PreparedTuning:
+    """What was done for a session that can be run, also where nothing is imported."""
+    found = _with_rejections(prepare)
+    started(found.session)
+    _imported(found.imported, tag)
+    click.echo(f"{library} has {found.solvers} solvers")
+    applicability(found.applicability)
+    loaded(found.loaded)
+    return found
+
+
 def imported(read: Callable[[], ImportedConfigs], tag: str) -> None:
     """What `read` imports: every rejected line, also where nothing is imported, and the counts."""
+    _imported(_with_rejections(read), tag)
+
+
+def _with_rejections(read: Callable[[], _T]) -> _T:
     try:
-        found = read()
+        return read()
     except api.NothingImported as error:
         rejections(error.rejections)
         raise
+
+
+def _imported(found: ImportedConfigs, tag: str) -> None:
     rejections(found.rejections)
     left_out(found.left_out)
     c = found.counts

@@ -1,0 +1,117 @@
+"""`tuna tune` on a list of layers, and `tuna results`: one command in, the winners out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import DatabaseBuilder
+
+from tuna.cli import model, tune
+from tuna.db.engine import make_engine, writing
+
+TypeIn = Callable[..., Any]
+
+
+@pytest.fixture
+def worked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sessions that were run: here only noted."""
+    ran: list[int] = []
+    monkeypatch.setattr(tune, "work_through", lambda number, **_: ran.append(number) or 0)
+    return ran
+
+
+def test_a_list_of_layers_is_prepared_and_run_and_again_resumed(
+    type_in: TypeIn, layers: Path, worked: list[int]
+) -> None:
+    words = ("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
+    first = type_in(*words)
+    assert first.code == 1, "no layer has a winner, as nothing was run"
+    assert "2 accepted" in first.out
+    assert "New jobs added: 20" in first.out
+    again = type_in(*words)
+    assert "session 1 (already there)" in again.out
+    assert "New jobs added: 0" in again.out
+    assert worked == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-t", "a", "--library", "nop"), "did you mean noop?"),
+        (("-t", "a", "--library", "noop", "--option", "trails=1"), "did you mean trials?"),
+        (("-t", "a", "--library", "noop", "--condition", "x=y"), "no condition 'x'"),
+        (("-t", "a", "--library", "noop", "-o", "/proc/foo"), "nothing can be written"),
+        (("-t", " ", "--library", "noop"), "1 to 128 characters"),
+        (("--library", "noop"), "--tag"),
+        (("-t", "a", "--library", "noop", "--batch", 8), "--batch is for models, and FILE is a list of layers"),
+        (("-t", "a", "--library", "noop", "--strict"), "no_such_flag"),
+    ],
+    ids=str,
+)
+def test_everything_is_checked_before_anything_is_stored(
+    type_in: TypeIn, layers: Path, worked: list[int], words: tuple[object, ...], said: str
+) -> None:
+    layers.write_text(f"{layers.read_text()}MIOpenDriver conv --no_such_flag 1 -F 1\n")
+    ended = type_in("tuna", "tune", layers, *words)
+    assert ended.code in (2, 3)
+    assert said in ended.err
+    assert type_in("tuna", "configs", "-t", "a").code == 3
+    assert json.loads(type_in("tuna", "status", "--json").out) == []
+    assert worked == []
+
+
+def test_an_onnx_file_is_a_model(type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(model.tune, "callback", lambda **given: seen.update(given))
+    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so")
+    assert ended.code == 0, ended
+    assert (seen["file"], seen["batch"], seen["winograd"]) == (tmp_path / "net.onnx", 8, False)
+    assert (seen["output"], seen["candidates"]) == (tmp_path / "net.so", 4)
+    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "-t", "x")
+    assert ended.code == 2
+    assert "--tag is for layers, and FILE is a model" in ended.err
+
+
+@pytest.fixture
+def measured(home: Path) -> int:
+    """A session with two layers, of two solvers and of one."""
+    engine = make_engine(f"sqlite:///{home}/tuna.sqlite")
+    with writing(engine) as connection:
+        build = DatabaseBuilder(connection)
+        session_id = build.session(library="tvm")
+        for number, (driver, solver, time_ms) in enumerate(
+            (("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Slow", 2.0), ("conv -n 1 -c 8 -H 8 -W 8 -k 8", "Fast", 1.0),
+             ("conv -n 2 -c 8 -H 8 -W 8 -k 8", "Slow", 3.0))
+        ):  # fmt: skip
+            config = build.config(f"./bin/MIOpenDriver {driver} -F 1")
+            build.winner(session_id, config, build.solver(solver), time_ms, params=f"tile={number}")
+    engine.dispose()
+    return session_id
+
+
+def test_results_are_the_winners_with_params(measured: int, type_in: TypeIn) -> None:
+    table = type_in("tuna", "results", "--session-id", measured)
+    assert table.code == 0
+    assert "tile=1" in table.out
+    assert "tile=0" not in table.out
+    documents = json.loads(type_in("tuna", "results", "--session-id", measured, "--json").out)
+    assert [(one["solver"], one["time_ms"], one["params"]) for one in documents] == [
+        ("Fast", 1.0, "tile=1"), ("Slow", 3.0, "tile=2"),
+    ]  # fmt: skip
+    assert {"spread", "max_error", "environment", "command", "noisy", "simulated"} <= documents[0].keys()
+    rows = list(csv.DictReader(io.StringIO(type_in("tuna", "results", "--session-id", measured, "--csv").out)))
+    assert [row["params"] for row in rows] == ["tile=1", "tile=2"]
+    assert type_in("tuna", "results", "--session-id", 99).code == 3
+
+
+def test_a_session_without_results_says_so(loaded: TypeIn) -> None:
+    ended = loaded("tuna", "results", "--session-id", 1)
+    assert (ended.code, ended.out) == (0, "")
+    assert "no results" in ended.err
+    assert loaded("tuna", "results", "--session-id", 1, "--json").out == "[]\n"

@@ -1,0 +1,62 @@
+"""A list of layers, tuned in one call: session, import, solvers, applicability and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuna.api.configs import ImportedConfigs, Network, add_network, check_tag, read_layers, store_parsed
+from tuna.api.jobs import LoadedJobs, Options, load_jobs
+from tuna.api.sessions import StartedSession, init_session, list_solvers, update_applicability, update_solvers
+
+if TYPE_CHECKING:
+    from tuna.db.solvers import Applicability
+
+
+@dataclass(frozen=True)
+class PreparedTuning:
+    """A session that can be run, and what was done for it."""
+
+    session: StartedSession
+    imported: ImportedConfigs
+    solvers: int
+    applicability: Applicability
+    loaded: LoadedJobs
+
+
+def prepare_tuning(
+    path: Path,
+    tag: str,
+    *,
+    library: str = "tvm",
+    reason: str = "",
+    options: Options | None = None,
+    conditions: Mapping[str, str] | None = None,
+    strict: bool = False,
+    network: Network | None = None,
+    without: str = "",
+) -> PreparedTuning:
+    """A session with the jobs of all layers of a file; called again, the same one, with what is missing.
+
+    `reason`: by default from the tag; `without`: solvers that have this in their names get no jobs. Everything is checked
+    first: raises what `read_layers`, `init_session` and `load_jobs` raise for bad values, and then nothing is stored.
+    """
+    from tuna.libraries.options import check
+    from tuna.libraries.registry import get_library
+
+    check_tag(tag)
+    check(get_library(library).options, options or {}, library)
+    parsed = read_layers(path, strict=strict)
+    reason = reason or f"tune {tag}"
+    session = init_session(library, reason, conditions=conditions)
+    if network is not None:
+        add_network("model", network.model, network.md_version)
+        add_network("framework", network.framework, network.fw_version)
+    imported = store_parsed(parsed, tag, network=network)
+    solvers = update_solvers(library)
+    applicability = update_applicability(session.id, tag)
+    names = [one.name for one in list_solvers(library) if without not in one.name] if without else []
+    loaded = load_jobs(session.id, tag=tag, reason=reason, solvers=names, options=options)
+    return PreparedTuning(session, imported, solvers, applicability, loaded)

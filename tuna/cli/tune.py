@@ -1,0 +1,123 @@
+"""`tuna tune`: a list of layers, or a model, tuned with one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuna import api
+from tuna.cli import model, options, show
+from tuna.cli.winners import print_winners
+from tuna.cli.work import work_through
+
+#: What names a file of a model.
+_MODEL_ENDINGS = (".onnx",)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-t", "--tag", required=True, help="Name for this set of layers.")
+@click.option("--library", default="tvm", show_default=True, help="What is tuned.")
+@click.option("-o", "--output", type=options.OUTPUT_FOLDER, help="Write databases and a report into this folder.")
+@click.option("-l", "--label", "reason", default="", help="Why: a short text; default: tune TAG.")
+@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
+@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
+@options.conditions
+@click.option("--strict", is_flag=True, help="Do nothing if any line of FILE is rejected.")
+def layers(
+    file: Path,
+    tag: str,
+    library: str,
+    output: Path | None,
+    reason: str,
+    candidates: int | None,
+    pairs: tuple[str, ...],
+    conditions: Mapping[str, str],
+    strict: bool,
+) -> int:
+    """Tune the layers of a file."""
+    prepared = show.prepared(
+        lambda: api.prepare_tuning(
+            file,
+            tag,
+            library=library,
+            reason=reason,
+            options=options.job_options(pairs, candidates),
+            conditions=conditions,
+            strict=strict,
+        ),
+        library,
+        tag,
+    )
+    number = prepared.session.id
+    errored = work_through(number, workers=True)
+    figures = api.report(number)
+    print_winners(figures)
+    if output is not None and figures.with_winner:
+        for form in api.forms_of(library):
+            show.exported(api.export(number, form, output))
+        click.echo(str(api.write_report(figures, output / "report.html")))
+    if errored:
+        click.echo(f"{errored} jobs failed; see why: `tuna status --session-id {number}`", err=True)
+    click.echo(f"all results: `tuna results --session-id {number}`", err=True)
+    return 0 if figures.layers and figures.with_winner == len(figures.layers) else 1
+
+
+class _ByFile(click.Command):
+    """Runs one of two commands, by what the file is; has the options of both."""
+
+    def __init__(self, name: str, help_text: str) -> None:
+        both = {str(one.name): one for command in (model.tune, layers) for one in command.params}
+        params = [_for_either(one) for one in both.values()]
+        params.sort(key=lambda one: isinstance(one, click.Option))
+        super().__init__(name, params=params, help=help_text)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        ctx.obj = words
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        of_model = str(ctx.params["file"]).endswith(_MODEL_ENDINGS)
+        chosen, other = (model.tune, layers) if of_model else (layers, model.tune)
+        known = {option for one in chosen.params for option in one.opts}
+        for one in other.params:
+            typed = ctx.get_parameter_source(str(one.name)) is click.core.ParameterSource.COMMANDLINE
+            if typed and not known & set(one.opts):
+                mine, others = ("model", "layers") if of_model else ("list of layers", "models")
+                raise click.UsageError(f"{max(one.opts, key=len)} is for {others}, and FILE is a {mine}.", ctx)
+        with chosen.make_context(ctx.info_name, ctx.obj, parent=ctx.parent) as own:
+            return chosen.invoke(own)
+
+
+def _for_either(parameter: click.Parameter) -> click.Parameter:
+    """The parameter as one of both commands: what one of them requires may be missing."""
+    if isinstance(parameter, click.Argument):
+        return parameter
+    assert isinstance(parameter, click.Option)
+    kind = options.OUTPUT if parameter.name == "output" else parameter.type
+    flags = {"is_flag": True} if parameter.is_flag and not parameter.secondary_opts else {}
+    names = ["/".join((parameter.opts[-1], *parameter.secondary_opts)), *parameter.opts[:-1], str(parameter.name)]
+    return click.Option(
+        names,
+        type=None if parameter.is_flag else kind,
+        multiple=parameter.multiple,
+        metavar=parameter.metavar,
+        help=parameter.help,
+        default=parameter.default if parameter.secondary_opts else None,
+        **flags,
+    )
+
+
+tune = _ByFile(
+    "tune",
+    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or an ONNX model.
+
+    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx) are tuned and, with -o,
+    built into a shared library. Interrupted, the same command goes on from there.
+    """,
+)
