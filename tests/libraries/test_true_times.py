@@ -20,7 +20,7 @@ from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
 from tuna.libraries.fma_loop import CHAINS, FmaLoop
 from tuna.libraries.intervals import half_width, median_interval
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import Limits, Measurement
+from tuna.libraries.measurement import Contest, Limits, Measurement
 from tuna.libraries.repeats import Repeat, Sampler
 from tuna.sandbox.processes import ChildCrashed
 
@@ -297,12 +297,14 @@ class Machine:
             raise ChildCrashed("the child ended with SIGSEGV", returncode=-11, tail="")
         factor = self.ways.get("placement", {})
         times_ms = [self.times_ms[index] * factor.get(index, 1.0) for index in indices]
-        return {"timings": [self.timing(time_ms, self.ways.get("clock", "wall")) for time_ms in times_ms]}
+        clock = "cpu" if self.processes in self.ways.get("disturbed", ()) else self.ways.get("clock", "wall")
+        return {"timings": [self.timing(time_ms, clock) for time_ms in times_ms]}
 
     def measured(self, highest: float = 0.0) -> Any:
         paths = {index: Path(f"/{index}") for index in range(len(self.times_ms))}
-        measurement = Measurement(self.here, self.fresh, {"config": {}}, paths, Limits(1, 1), Path("/inputs"))
-        return measurement.run(highest)
+        known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
+        contest = Contest({index: {"config": {}} for index in paths}, Limits(1, 1), known_ms)
+        return Measurement(self.here, self.fresh, contest, paths, Path("/inputs")).run(highest)
 
 
 def best(trials: Sequence[Trial]) -> int:
@@ -352,6 +354,24 @@ def test_what_drifts_is_measured_again_once_and_marked_if_that_does_not_help(
 def test_a_winner_by_cpu_time_is_noisy_and_says_so() -> None:
     found = Machine([10.0], clock="cpu").measured()
     assert (found.noisy, found.trials[0].clock) == (True, "cpu")
+
+
+@pytest.mark.parametrize(("disturbed", "noisy"), [((1,), False), ((1, 2), True)])
+def test_a_result_is_noisy_when_half_of_its_processes_were(disturbed: tuple[int, ...], noisy: bool) -> None:
+    """The median of three lies between two times of quiet processes."""
+    found = Machine([10.0, 10.5], disturbed=disturbed).measured()
+    assert found.noisy is noisy
+
+
+def test_rivals_are_measured_in_fresh_processes_alone() -> None:
+    machine = Machine([10.0, 10.5, 40.0], rivals=True, placement={0: 1.3})
+    found = machine.measured()
+    assert (machine.processes, machine.calls.count("measure")) == (RIVAL_PROCESSES, 0)
+    assert [round(trial.time_ms, 1) for trial in found.trials] == [13.0, 10.5, 40.0]
+    assert [len(trial.times_ms) for trial in found.trials] == [3 * RIVAL_PROCESSES] * 3
+    assert not found.noisy
+    crashed = Machine([10.0, 10.5], rivals=True, dies=1).measured()
+    assert [trial.cause and trial.cause.value for trial in crashed.trials] == [None, "run_error"]
 
 
 def test_probes_say_nothing_of_a_device_with_a_clock_of_its_own() -> None:

@@ -131,7 +131,7 @@ class Batch:
 
     def write(self) -> None:
         """Store what changed."""
-        rest = {"job_id": None, "trial_number": None, "workload": None, "updated_at": utc_now()}
+        rest = {"job_id": None, "trial_number": None, "final_job_id": None, "workload": None, "updated_at": utc_now()}
         rows = [
             {"session_id": self.task.session_id, "config_id": config_id, "solver_id": solver_id, **values, **rest}
             for (config_id, solver_id), values in self.changed.items()

@@ -20,12 +20,15 @@ from tuna.libraries import conditions
 from tuna.libraries.conditions import Condition
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.exporter import Exporter
-from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.items import Candidate, Rival, StepResult, WorkItem
 from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
 from tuna.sandbox.discovery import Kind
 from tuna.sentences import choices
 from tuna.vocabulary import Cause, Resource
+
+#: Name of the step of `Library.finals`.
+FINALS = "finals"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
+    #: The step, called FINALS, of a job of its own that measures the winners of a config's solvers again, in turn, for they were
+    #: measured at different times; None: their times are compared as they are.
+    finals: Step | None = None
     #: Model of its job options.
     options: type[JobOptions] = JobOptions
     #: What a session may choose of how its results are measured.
@@ -184,6 +190,8 @@ class Library(ABC):
         """The command line that repeats the item, or one candidate of it, when pasted."""
         import shlex
 
+        if item.step == FINALS:
+            return " && ".join(self.reproduce(self.of_rival(item, rival), rival.number) for rival in item.rivals)
         words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
         words += ["--seed", str(item.seed)]
         words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
@@ -195,12 +203,31 @@ class Library(ABC):
         """A candidate's params in one short line for people; they may come from another version. The default changes nothing."""
         return params
 
+    def of_rival(self, item: WorkItem, rival: Rival) -> WorkItem:
+        """The last step of the rival's own job, for its winner alone; `item` is that of the finals."""
+        facts = {"solver": rival.solver, "seed": rival.seed, "options": rival.options}
+        candidates = (Candidate(index=rival.number, artifact=rival.artifact),)
+        return item.model_copy(
+            update={**facts, "step": self.steps[-1].name, "candidates": candidates, "rivals": ()},
+        )
+
+    @property
+    def every_step(self) -> Sequence[Step]:
+        """The steps of its jobs, those of the finals too."""
+        return (*self.steps, self.finals) if self.finals else self.steps
+
+    def served_with(self, steps: Sequence[str]) -> Sequence[Step]:
+        """The steps with these names (all when empty), and the finals with any that runs on the device."""
+        chosen = [self.step(name) for name in steps] or list(self.every_step)
+        on_device = any(step.resource is Resource.DEVICE for step in chosen)
+        return [*chosen, self.finals] if self.finals and on_device and self.finals not in chosen else chosen
+
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""
 
     def step(self, name: str) -> Step:
         """The step called `name`; raises NotFound with the steps there are."""
-        for step in self.steps:
+        for step in self.every_step:
             if step.name == name:
                 return step
         raise NotFound(f"{self.name} has no step {name!r}.", hint=choices(name, (s.name for s in self.steps), "steps"))

@@ -16,11 +16,21 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tuna.libraries.base import Library, Step
+from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
-from tuna.libraries.measurement import CHILD_FAULTS, FINALISTS, PROCESSES, Call, Limits, Measurement, fault
+from tuna.libraries.measurement import (
+    CHILD_FAULTS,
+    FINALISTS,
+    PROCESSES,
+    RIVAL_PROCESSES,
+    Call,
+    Contest,
+    Limits,
+    Measurement,
+    fault,
+)
 from tuna.libraries.options import JobOptions, read
 from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import Cause, Resource
@@ -53,6 +63,7 @@ class CandidateLibrary(Library):
         Step("compile", Resource.CPU, time_limit_s=3600.0),
         Step("eval", Resource.DEVICE, time_limit_s=1800.0),
     )
+    finals: Step | None = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
     options: type[CandidateOptions] = CandidateOptions
     conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
@@ -75,7 +86,8 @@ class CandidateLibrary(Library):
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
-        work = self._compile if step.resource is Resource.CPU else self._eval
+        on_device = self._finals if step.name == FINALS else self._eval
+        work = self._compile if step.resource is Resource.CPU else on_device
         for item in items:
             started_at = time.time()
             facts = work(item, context)
@@ -90,7 +102,12 @@ class CandidateLibrary(Library):
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The step's own limit, or more where candidates may take more: as if each hung and took its child with it."""
         asked = self._options(item)
-        if step.resource is Resource.CPU:
+        if step.name == FINALS:
+            calls = _ROUNDS * RIVAL_PROCESSES * 2 * len(item.rivals)
+            each_s = max(
+                (self._options(self.of_rival(item, rival)).measure_timeout_s for rival in item.rivals), default=0
+            )
+        elif step.resource is Resource.CPU:
             calls, each_s = asked.candidates, asked.build_timeout_s
         else:
             calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
@@ -147,28 +164,45 @@ class CandidateLibrary(Library):
     # -- eval ---------------------------------------------------------------------------------------------------------
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        asked = self._options(item)
+        jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked))
+        contest = Contest(jobs, Limits(asked.measure_timeout_s, self.start_timeout_s))
+        return self._measured(contest, {one.index: one.artifact or "" for one in item.candidates}, context)
+
+    def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        """The winners of the config's solvers, in turn."""
+        items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
+        asked = {index: self._options(own) for index, own in items.items()}
+        limits = Limits(max((one.measure_timeout_s for one in asked.values()), default=0.0), self.start_timeout_s)
+        jobs = {index: self._job(own, asked[index]) for index, own in items.items()}
+        contest = Contest(jobs, limits, {rival.index: rival.time_ms for rival in item.rivals})
+        found = self._measured(contest, {rival.index: rival.artifact or "" for rival in item.rivals}, context)
+        params = {rival.index: rival.params for rival in item.rivals}
+        trials = [trial.model_copy(update={"params": params[trial.index]}) for trial in found.get("trials", ())]
+        failed = [f"{items[trial.index].solver}: {trial.output_tail}" for trial in trials if trial.cause is not None]
+        return {"output_tail": tail("\n".join(failed)), **found, "trials": tuple(trials)}
+
+    def _measured(self, contest: Contest, artifacts: Mapping[int, str], context: RunContext) -> dict[str, Any]:
+        """`artifacts` of the candidates by their index."""
         paths: dict[int, Path] = {}
         try:
-            for candidate in item.candidates:
-                paths[candidate.index] = self._loadable(candidate.artifact or "", context)
+            for index, artifact in artifacts.items():
+                paths[index] = self._loadable(artifact, context)
         except KeyError as error:
             return {"ok": False, "cause": Cause.ARTIFACT_LOST, "output_tail": f"artifact {error} is gone or damaged"}
         else:
-            return self._measured(item, paths, context)
+            return self._loaded_and_measured(contest, paths, context)
         finally:
             for path in paths.values():
                 path.unlink(missing_ok=True)
 
-    def _measured(self, item: WorkItem, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
-        asked = self._options(item)
+    def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
         call = self._caller(self._loader_child(context), context, loader=self.loader)
         with contextlib.suppress(*CHILD_FAULTS):
             call("prepare", self.start_timeout_s)  # the start is not part of the job's own time
-        clock, inputs = time.monotonic(), context.scratch / f"inputs-{item.job_id}"
-        limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
-        job = self._job(item, asked)
+        clock, inputs = time.monotonic(), context.scratch / "inputs"
         try:
-            found = Measurement(call, self._fresh(context), job, paths, limits, inputs).run(self._highest_gflops)
+            found = Measurement(call, self._fresh(context), contest, paths, inputs).run(self._highest_gflops)
         finally:
             inputs.unlink(missing_ok=True)
         facts: dict[str, Any] = {

@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -51,6 +51,19 @@ class Candidate(_Wire):
     artifact: _Digest | None = None  #: SHA-256 of the compiled code in the artifact store
 
 
+class Rival(_Wire):
+    """The winner of one solver, in the finals of its config."""
+
+    index: _Count  #: that the trial of it in the result has; the coordinator's choice
+    solver: str
+    seed: int  #: of its own job, from where the rest comes too
+    options: dict[str, Any] = Field(default_factory=dict)
+    number: _Count  #: index of the candidate there
+    params: str
+    artifact: _Digest | None = None  #: None where code stays on the machine that built it
+    time_ms: float
+
+
 class WorkItem(_Wire):
     """The input of one step of one job."""
 
@@ -69,6 +82,7 @@ class WorkItem(_Wire):
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built
     avoid: str = ""  #: worker whose attempt failed; it declines the item while there are others
+    rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
     @cached_property

@@ -1,4 +1,7 @@
-"""Measures the candidates of one item: each one, then the best of them again in fresh processes, between two probes."""
+"""Measures the candidates of one item, between two probes: each one, then the best of them again in fresh processes.
+
+The finals of a config consist of the second part alone, with the winners of its solvers.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ FINALISTS = 4
 #: Fresh processes in which finalists are measured again, besides the first one, and seconds for each finalist in one.
 PROCESSES = 2
 _FINAL_S = 0.5
+#: The same of rivals in finals: more processes, because the difference between two is mostly where their buffers lie.
+RIVAL_PROCESSES = 5
+_RIVAL_S = 0.15
 #: Above this drift everything is measured again, once; a result that drifts still is noisy.
 _DRIFT = 0.05
 #: So is one that was measured below this part of the highest peak that this worker has seen: the device was throttled.
@@ -36,6 +42,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Contest:
+    """What is measured: candidates by their index."""
+
+    jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
+    limits: Limits
+    known_ms: Mapping[int, float] | None = None  #: of rivals, whose answers are known to be right, what they took
+
+
+@dataclass(frozen=True)
 class Measured:
     """The trials of an item, and how quiet the device was."""
 
@@ -47,14 +62,13 @@ class Measured:
 
 
 class Measurement:
-    """Measures one item. `call` asks the eval child; `fresh` does so in a process in which nothing ran before."""
+    """Measures a contest. `call` asks the eval child; `fresh` does so in a process in which nothing ran before."""
 
-    def __init__(
-        self, call: Call, fresh: Call, job: Mapping[str, Any], paths: Mapping[int, Path], limits: Limits, inputs: Path
-    ) -> None:
-        """`inputs`: a file for the inputs, which the caller removes."""
-        self._call, self._fresh, self._job = call, fresh, job
-        self._paths, self._limits, self._inputs = paths, limits, inputs
+    def __init__(self, call: Call, fresh: Call, contest: Contest, paths: Mapping[int, Path], inputs: Path) -> None:
+        """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the caller removes."""
+        self._call, self._fresh, self._jobs = call, fresh, contest.jobs
+        self._limits, self._known_ms = contest.limits, contest.known_ms
+        self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> Measured:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on this device."""
@@ -71,7 +85,7 @@ class Measurement:
     def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
         before = self._probe()
         round_ = _Round(self, indices)
-        trials = round_.all()
+        trials = round_.all() if self._known_ms is None else round_.rivals(self._known_ms)
         after = self._probe()
         best = min((t for t in trials if t.time_ms is not None), key=lambda t: (t.time_ms, t.index), default=None)
         noisy = best is not None and best.index in round_.noisy
@@ -94,9 +108,10 @@ class Measurement:
     def first(self, index: int, best_ms: float | None) -> tuple[Trial, Mapping[str, Any] | None]:
         """The trial of a candidate that is checked and measured, and its timing if it is right."""
         try:
-            self._call("prepare", self._limits.start_s, config=self._job["config"])  # not this candidate's time
+            job = self._jobs[index]
+            self._call("prepare", self._limits.start_s, config=job["config"])  # not this candidate's time
             path = str(self._paths[index])
-            found = self._call("measure", self._limits.candidate_s, job=self._job, path=path, best_ms=best_ms)
+            found = self._call("measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms)
         except CHILD_FAULTS as error:
             return _failed(index, error), None
         if found["timing"] is None:
@@ -104,35 +119,35 @@ class Measurement:
             return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]), None
         return _timed(Trial(index=index, max_error=found["error"]), [found["timing"]]), found["timing"]
 
-    def again(self, trials: Sequence[Trial]) -> dict[int, Mapping[str, Any] | Trial]:
+    def again(self, trials: Sequence[Trial], budget_s: float) -> dict[int, Mapping[str, Any] | Trial]:
         """The timings of these trials in one fresh process, by index; a trial that failed there instead of a timing."""
         try:
-            return dict(zip((t.index for t in trials), self._timings(trials), strict=True))
+            return dict(zip((t.index for t in trials), self._timings(trials, budget_s), strict=True))
         except CHILD_FAULTS as error:
             if len(trials) == 1:
                 return {trials[0].index: _failed(trials[0].index, error)}
         found: dict[int, Mapping[str, Any] | Trial] = {}  # which of them it was
         for trial in trials:
-            found |= self.again([trial])
+            found |= self.again([trial], budget_s)
         return found
 
-    def _timings(self, trials: Sequence[Trial]) -> list[Mapping[str, Any]]:
+    def _timings(self, trials: Sequence[Trial], budget_s: float) -> list[Mapping[str, Any]]:
         saved = {"inputs": str(self._inputs), "arrays": self._saved()}
         paths = [str(self._paths[trial.index]) for trial in trials]
         times_ms = [trial.time_ms for trial in trials]
         found = self._fresh(
             "again",
             self._limits.candidate_s * len(trials),
-            job=self._job,
+            jobs=[self._jobs[trial.index] for trial in trials],
             paths=paths,
             times_ms=times_ms,
-            budget_s=_FINAL_S,
+            budget_s=budget_s,
             **saved,
         )
         return list(found["timings"])
 
     def _saved(self) -> Any:
-        config = self._job["config"]
+        config = next(iter(self._jobs.values()))["config"]
         return self._call("save_inputs", self._limits.start_s, config=config, path=str(self._inputs))["arrays"]
 
 
@@ -146,8 +161,15 @@ class _Round:
 
     @property
     def noisy(self) -> set[int]:
-        """Candidates that were not measured on a quiet core."""
-        return {index for index, timings in self._timings.items() if any(timing["noisy"] for timing in timings)}
+        """Candidates that were not measured on a quiet core in half of the processes or more.
+
+        The median over processes lies between times of quiet ones where these are more than half.
+        """
+        return {
+            index
+            for index, timings in self._timings.items()
+            if 2 * sum(timing["noisy"] for timing in timings) >= max(len(timings), 1)
+        }
 
     def all(self) -> tuple[Trial, ...]:
         """The trials, in the order of the candidates."""
@@ -158,18 +180,25 @@ class _Round:
             if timing is not None and trial.time_ms is not None:
                 self._timings[index] = [timing]
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
-        self._finals()
-        return tuple(self._trials.values())
-
-    def _finals(self) -> None:
-        """Measure the best few in fresh processes too, in turn."""
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
         finalists = [index for time_ms, index in timed if time_ms <= CLOSE * timed[0][0]][:FINALISTS]
-        for _ in range(PROCESSES):
+        self._again(finalists, PROCESSES, _FINAL_S)
+        return tuple(self._trials.values())
+
+    def rivals(self, known_ms: Mapping[int, float]) -> tuple[Trial, ...]:
+        """The trials of candidates that took `known_ms` in other jobs: each is measured in fresh processes alone."""
+        self._trials = {index: Trial(index=index, time_ms=known_ms[index]) for index in self._indices}
+        self._timings = {index: [] for index in self._indices}
+        self._again(list(self._indices), RIVAL_PROCESSES, _RIVAL_S)
+        return tuple(self._trials.values())
+
+    def _again(self, finalists: list[int], processes: int, budget_s: float) -> None:
+        """Measure these in fresh processes too, in turn."""
+        for _ in range(processes):
             finalists = [index for index in reversed(finalists) if self._trials[index].cause is None]
             if not finalists:
                 return
-            for index, found in self._measurement.again([self._trials[index] for index in finalists]).items():
+            for index, found in self._measurement.again([self._trials[i] for i in finalists], budget_s).items():
                 if isinstance(found, Trial):
                     self._trials[index] = found
                     del self._timings[index]

@@ -81,17 +81,20 @@ def save_inputs(loader: str, config: dict[str, Any], path: str) -> dict[str, Any
 
 def again(
     loader: str,
-    job: dict[str, Any],
+    jobs: Sequence[dict[str, Any]],
     paths: Sequence[str],
     times_ms: Sequence[float],
     inputs: str,
     arrays: Sequence[Any],
     budget_s: float,
 ) -> dict[str, Any]:
-    """Time candidates whose answers are known to be right in turn, each for up to `budget_s`; `times_ms`: what they took."""
-    given = KernelJob.from_json(job)
+    """Time candidates whose answers are known to be right in turn, each for up to `budget_s`.
+
+    `jobs` are theirs, for one config and the same conditions; `times_ms` is what they took.
+    """
     contestants = []
-    for path, time_ms in zip(paths, times_ms, strict=True):
+    for job, path, time_ms in zip(jobs, paths, times_ms, strict=True):
+        given = KernelJob.from_json(job)
         kernel = _loader(loader).load(given, Path(path), _read(inputs, arrays))
         kernel.run()
         contestants.append(_Contestant(kernel, given, time_ms))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from tuna.artifacts import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import Candidate, Trial, WorkItem
-from tuna.vocabulary import Resource
+from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
+from tuna.libraries.measurement import CHILD_FAULTS, fault
+from tuna.vocabulary import Cause, Resource
 
 
 class OneStepLibrary(CandidateLibrary):
@@ -28,9 +30,33 @@ class OneStepLibrary(CandidateLibrary):
         return building + super().time_limit_s(step, item)
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
-            store = Artifacts(Path(folder, "built").as_uri(), Path(folder, "cache"))
-            return self._built_and_measured(item, replace(context, artifacts=store))
+        with _here(context) as with_store:
+            return self._built_and_measured(item, with_store)
+
+    def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        with _here(context) as with_store:
+            built = {rival.index: self._built(item, rival, with_store) for rival in item.rivals}
+            rivals = [
+                rival.model_copy(update={"artifact": built[rival.index].artifact})
+                for rival in item.rivals
+                if built[rival.index].cause is None
+            ]
+            found = super()._finals(item.model_copy(update={"rivals": tuple(rivals)}), with_store)
+        failed = [trial for trial in built.values() if trial.cause is not None]
+        return {**found, "trials": (*found.get("trials", ()), *failed)}
+
+    def _built(self, item: WorkItem, rival: Rival, context: RunContext) -> Trial:
+        """A trial of the rival, with an artifact or a cause."""
+        own = self.of_rival(item, rival)
+        asked = self._options(own)
+        job = self._job(own, asked)
+        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        try:
+            call("propose", self.start_timeout_s)
+        except CHILD_FAULTS as error:
+            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+            return Trial(index=rival.index, params=rival.params, cause=cause, output_tail=words)
+        return self._build(call, rival.index, rival.params, context, asked)
 
     def _built_and_measured(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         built = self._compile(item, context)
@@ -44,6 +70,14 @@ class OneStepLibrary(CandidateLibrary):
             trials[trial.index] = trial.model_copy(update={"params": origin.params, "build_s": origin.build_s})
         busy_s = built["busy_s"] + found.get("busy_s", 0.0)
         return {**found, "trials": _without_artifacts(trials.values()), "busy_s": busy_s}
+
+
+@contextlib.contextmanager
+def _here(context: RunContext) -> Iterator[RunContext]:
+    """With a store of artifacts that is gone afterwards."""
+    with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
+        store = Artifacts(Path(folder, "built").as_uri(), Path(folder, "cache"))
+        yield replace(context, artifacts=store)
 
 
 def _without_artifacts(trials: Iterable[Trial]) -> tuple[Trial, ...]:

@@ -1,4 +1,4 @@
-"""Copies config bodies from SQL, which keeps them, to the artifact store, which may lose them, for workers to read."""
+"""Copies what work items need and SQL keeps to the artifact store, which may lose it: config bodies, the code of rivals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ log = structlog.get_logger(__name__)
 
 
 def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
-    """Put those bodies that `items` need and the store lacks into the store; returns how many.
+    """Put those bodies and rivals' code that `items` need and the store lacks into the store; returns how many.
 
-    For a coordinator, before it publishes items that it has claimed. Items without a body cost nothing; each different
-    body is checked, because a store may expire entries. Raises StoreUnavailable, on which a coordinator retries,
+    For a coordinator, before it publishes items that it has claimed. Items without any cost nothing; each different
+    one is checked, because a store may expire entries. Raises StoreUnavailable, on which a coordinator retries,
     also for a full store.
     """
     put = 0
-    for digest in sorted({item.body for item in items if item.body}):
+    needed = {digest for item in items for digest in (item.body, *(rival.artifact for rival in item.rivals)) if digest}
+    for digest in sorted(needed):
         try:
             artifacts.get(digest)
         except KeyError:
@@ -33,8 +34,10 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
             try:
                 artifacts.put(blob)
             except StorageFull as error:
-                raise StoreUnavailable(f"There is no space left for the bodies of configs: {error}") from error
+                raise StoreUnavailable(
+                    f"There is no space left for the bodies of configs or the code of rivals: {error}"
+                ) from error
             put += 1
     if put:
-        log.info("config bodies stored", count=put)
+        log.info("artifacts of SQL stored", count=put)
     return put

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,7 +33,7 @@ from tuna.errors import StoreUnavailable
 from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
-from tuna.pipeline import bodies, reaper
+from tuna.pipeline import bodies, finals, reaper
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -107,7 +107,7 @@ class Coordinator:
         self._celery = celery
         self._settings = settings
         self._work = work
-        self._steps = [work.library.step(name) for name in steps] or list(work.library.steps)
+        self._steps = work.library.served_with(steps)
         self._scope = Scope(work.session_id, work.library, work.environment.target, work.environment.conditions)
         self._leases = Leases(client, work.namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
@@ -148,12 +148,13 @@ class Coordinator:
         """One round; False when nothing was left to do. It is idempotent, so an error in the middle only costs a repeat."""
         round_at = time.monotonic()
         moved = self._publish_and_drain()
+        moved += self._load_finals(self.drain.take_ended(self._work.session_id))
         self.reap()
         tick()
         if moved:
             # A transaction costs the same for one result as for a thousand: let some gather.
             time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
-        elif finished() and not self._stream.backlog():
+        elif finished() and not self._stream.backlog() and not self._load_finals():
             return False
         else:
             self.drain.once(block_ms=_IDLE_MS)
@@ -200,6 +201,16 @@ class Coordinator:
                 self._send(producer, queue, step, chunk)
                 self._published[chunk.id] = queue
         return len(chunks)
+
+    def _load_finals(self, configs: Collection[int] | None = None) -> int:
+        """Make jobs for the finals of configs whose jobs have ended (of all, when None); returns how many."""
+        library = self._work.library
+        if library.finals not in self._steps or (configs is not None and not configs):
+            return 0
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                return finals.load(connection, self._work.session_id, library, configs)
+        raise AssertionError("retrying() ends with a result or an error")
 
     def _send(self, producer: Any, queue: str, step: Step, chunk: ClaimedChunk) -> None:
         environment = self._work.environment
@@ -249,7 +260,7 @@ class Coordinator:
         expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
         untaken = self._to_sweep()  # read before SQL, where a chunk is written first
         with reading(self._engine) as connection:
-            steps = [step.name for step in self._work.library.steps]
+            steps = [step.name for step in self._work.library.every_step]
             old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
             unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
         gone = set(self._leases.missing(old)) | unwanted

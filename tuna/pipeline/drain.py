@@ -25,8 +25,9 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import Library
+from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, Trial, tail
+from tuna.pipeline import finals
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.failures import NextState, after_failure
 from tuna.pipeline.job_rows import JobRow
@@ -97,6 +98,7 @@ class DrainCounts:
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     ended: list[StepResult] = field(default_factory=list)  #: the last results of jobs, in one batch
+    configs: set[tuple[int, int]] = field(default_factory=set)  #: theirs, with the session
 
 
 class _Outcome(NamedTuple):
@@ -137,6 +139,12 @@ class Drain:
         self.write(entries)
         return len(entries)
 
+    def take_ended(self, session_id: int) -> set[int]:
+        """Configs of the session, of a library with finals, of which jobs ended since the last call."""
+        found = {pair for pair in self.counts.configs if pair[0] == session_id}
+        self.counts.configs -= found
+        return {config_id for _, config_id in found}
+
     def write(self, entries: list[Entry]) -> None:
         """Write the entries in one transaction, then acknowledge them."""
         if not entries:
@@ -168,6 +176,7 @@ class Drain:
         self.counts.accepted += counts.accepted
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
+        self.counts.configs |= counts.configs
         self._winners.release(self._engine, counts.ended)
 
     def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
@@ -210,13 +219,16 @@ class Drain:
                 continue
             accepted[job.id] = self._outcome(job, _sane(result), report.worker, now)
         outcomes = list(accepted.values())
-        _write_trials(connection, [outcome.result for outcome in outcomes])
+        finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
+        _write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker, now)
             _reject_trials(connection, failure)
         outcomes = list(accepted.values())
         counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
+        ended = (jobs[result.job_id] for result in counts.ended)
+        counts.configs |= {(job.session_id, job.config_id) for job in ended if self._libraries[job.session_id].finals}
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
         for outcome in outcomes:
@@ -239,7 +251,8 @@ class Drain:
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
-        return outcome.result.ok and on_device and best(outcome.result) is not None
+        measured = outcome.result.ok and on_device and outcome.result.step != FINALS
+        return measured and best(outcome.result) is not None
 
 
 def _parts(report: Report) -> list[Report]:

@@ -90,6 +90,7 @@ class Winners:
                 "algorithm": result.algorithm,
                 "problem_key": result.problem_key or None,
                 "trial_number": fastest.index,
+                "final_job_id": None,
                 "source": None,
                 "simulated": result.simulated,
                 "noisy": result.noisy,
@@ -101,7 +102,7 @@ class Winners:
         update = [name for row in list(rows.values())[:1] for name in row if name not in names]
         upsert(connection, FindDb, list(rows.values()), key=names, update=update)
         _write_kernels(connection, kernels)
-        _write_devices(connection, jobs, results)
+        write_devices(connection, jobs, results)
         return failed
 
     def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
@@ -227,7 +228,7 @@ def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, i
         connection.execute(sa.insert(FindDbKernel), rows)
 
 
-def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
+def write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
     """The devices, each with the highest peak: a lower one was measured beside other work, or at a lower clock frequency."""
     seen: dict[tuple[int, str], tuple[float | None, str]] = {}
     for result in results:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
-from tuna.libraries.base import Step
-from tuna.libraries.items import Candidate, WorkItem
+from tuna.libraries.base import FINALS, Step
+from tuna.libraries.items import Candidate, Rival, WorkItem
+from tuna.pipeline import finals
 from tuna.pipeline.job_rows import ClaimRow
 from tuna.pipeline.scope import Scope
 
@@ -26,6 +27,7 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if step_names(row.steps)[0] != step.name]
     candidates = _candidates(connection, step.name, later)
+    rivals = _rivals(connection, scope, configs) if step.name == FINALS else {}
     known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
     return [
         WorkItem(
@@ -42,6 +44,7 @@ def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequen
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
+            rivals=rivals.get(row.config_id, ()),
             avoid=row.avoid or "",
             known_params=known.get((row.config_id, row.solver_id)),
         )
@@ -95,6 +98,28 @@ def _candidates(connection: sa.Connection, step: str, job_ids: Sequence[int]) ->
         ):
             found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))
     return found
+
+
+def _rivals(
+    connection: sa.Connection, scope: Scope, configs: Mapping[int, _StoredConfig]
+) -> dict[int, tuple[Rival, ...]]:
+    """Whom the finals of these configs measure."""
+    return {
+        config_id: tuple(
+            Rival(
+                index=row.id,
+                solver=row.name,
+                seed=seed(configs[config_id].key, row.name),
+                options=row.options,
+                number=row.number,
+                params=row.params,
+                artifact=row.artifact,
+                time_ms=row.time_ms,
+            )
+            for row in rows
+        )
+        for config_id, rows in finals.rivals(connection, scope.session_id, configs).items()
+    }
 
 
 def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]) -> dict[tuple[int, int], str]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.errors import BadInput, TunaError
-from tuna.libraries.base import BASELINE
+from tuna.libraries.base import BASELINE, FINALS
 from tuna.libraries.registry import get_library
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
@@ -155,7 +155,7 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         # A winner belongs to the job that found it; another job of the same solver shows only its own trials.
         .outerjoin(FindDb, FindDb.job_id == Job.id)
         .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
-        .where(Job.session_id == session_id)
+        .where(Job.session_id == session_id, Job.steps != FINALS)
         .order_by(Job.config_id, Solver.name, Job.id)
     )
     jobs: dict[int, list[_JobRow]] = defaultdict(list)
@@ -302,14 +302,10 @@ def _no_winner(solvers: Sequence[SolverFigures]) -> str:
 
 
 def best_so_far(measured: Sequence[Measured], params: Callable[[int], str] = lambda number: "") -> tuple[Point, ...]:
-    """Good trials as a search: in order of measurement, then number, with the best time so far."""
-
-    def order(trial: Measured) -> tuple[bool, datetime, int, float]:
-        return trial.at is None, trial.at.replace(tzinfo=None) if trial.at else _EPOCH, trial.number, trial.time_ms
-
+    """Good trials as a search: in order of their numbers, with the best time so far."""
     points: list[Point] = []
     best = float("inf")
-    for position, trial in enumerate(sorted(measured, key=order), 1):
+    for position, trial in enumerate(sorted(measured, key=lambda trial: trial.number), 1):
         best = min(best, trial.time_ms)
         points.append(Point(position, trial.time_ms, best, trial.number, params(trial.number)))
     return tuple(points)

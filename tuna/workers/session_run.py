@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tuna.db import jobs, sessions
-from tuna.db.engine import reading
+from tuna.db.engine import reading, writing
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
+from tuna.pipeline import finals
 from tuna.pipeline.connection import connect, ensure_services
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.states import is_open
@@ -50,12 +51,11 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
     """Progress of the session in `steps` (all when empty)."""
     states: dict[str, int] = {}
     unfinished = 0
+    served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
         states[state] = states.get(state, 0) + count
         order = jobs.step_names(job_steps)
-        if is_open(state, library.step(step).resource) and (
-            not steps or not set(steps).isdisjoint(order[order.index(step) :])
-        ):
+        if is_open(state, library.step(step).resource) and not served.isdisjoint(order[order.index(step) :]):
             unfinished += count
     return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
 
@@ -80,6 +80,10 @@ def run_session(
         library = get_library(info.environment.library)
         for step in steps:
             library.step(step)
+    if library.finals in library.served_with(steps):
+        with writing(engine) as connection:  # the last run may have ended before it could
+            finals.load(connection, session_id, library)
+    with reading(engine) as connection:
         state = progress(connection, library, session_id, steps)
     on_progress(state)
     if not state.unfinished:

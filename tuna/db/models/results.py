@@ -36,6 +36,7 @@ class FindDb(Base):
     algorithm: Mapped[str] = text(64, default="")  #: as the library reported it; empty: the solver's algorithm
     problem_key: Mapped[str | None] = text(255)  #: as the library reported it; NULL: the config's
     trial_number: Mapped[int | None]
+    final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: finals that its time is from
     source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256
     simulated: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: not measured on a device
     noisy: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: the device was not quiet
