@@ -14,6 +14,7 @@ from tuna.db.engine import make_engine, reading
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GateViolated, GoldenFrozen, promote, rollback, versions
+from tuna.golden.errors import NotReleasable
 from tuna.golden.versions import current
 
 
@@ -177,3 +178,18 @@ def test_of_two_who_promote_a_version_one_does_and_the_other_is_told(scene: Scen
     for thread in threads:
         thread.join()
     assert sorted(isinstance(one, GoldenFrozen) for one in outcomes) == [False, True]
+
+
+def test_noisy_results_are_released_on_demand_and_simulated_ones_never(scene: Scene) -> None:
+    session = scene.session({(A, ASM): {"time_ms": 1.0, "noisy": True}, (B, ASM): 2.0})
+    scene.build(1, session, allow_noisy=True)
+    with pytest.raises(NotReleasable, match="1 of its results were measured on a device that was not quiet") as refusal:
+        promote(scene.engine, 1)
+    assert "--allow-noisy" in refusal.value.hint
+    with scene.builder() as build:
+        build.connection.execute(sa.update(models.FindDb).values(simulated=True))
+    with pytest.raises(NotReleasable, match="2 of its results were timed by a stand-in"):
+        promote(scene.engine, 1, allow_noisy=True)
+    with scene.builder() as build:
+        build.connection.execute(sa.update(models.FindDb).values(simulated=False))
+    assert promote(scene.engine, 1, allow_noisy=True).version == 1

@@ -10,10 +10,11 @@ import pytest
 from pydantic import Field, ValidationError
 
 from tuna.configs import Config, GemmConfig
-from tuna.libraries.base import Environment, Solver
+from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.items import Rival, StepResult, WorkItem
+from tuna.libraries.measurement import RIVAL_PROCESSES
 from tuna.testing.contracts.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
 
@@ -63,6 +64,16 @@ class Toys:
         assert built.ok, built.output_tail
         return self._run(follow(item, built, "eval"), self.context)
 
+    def finals(self, *params: str) -> StepResult:
+        """Of candidates of one job, each as if it had won another one."""
+        item, built = self.compile(*params)
+        facts = {"solver": "Toy", "seed": 0, "options": item.options, "time_ms": 0.001}
+        rivals = tuple(
+            Rival(index=70 + trial.index, number=trial.index, params=trial.params, artifact=trial.artifact, **facts)
+            for trial in built.trials
+        )
+        return self._run(item.model_copy(update={"step": FINALS, "rivals": rivals}), self.context)
+
     def _run(self, item: WorkItem, context: RunContext) -> StepResult:
         (result,) = self.library.run(self.library.step(item.step), [item], context)
         return result
@@ -92,6 +103,17 @@ def test_each_bad_candidate_has_its_cause_and_the_good_are_measured(toys: Toys) 
     assert result.device is not None
     assert result.device.name == "a toy"
     assert (result.device.peak_gflops or 0) > 0
+    assert list(toys.context.scratch.iterdir()) == []
+
+
+def test_finals_measure_what_other_jobs_built(toys: Toys) -> None:
+    result = toys.finals("good", "dies", "good")
+    assert [(trial.index, trial.params, trial.cause) for trial in result.trials] == [
+        (70, "good", None), (71, "dies", Cause.RUN_ERROR), (72, "good", None),
+    ]  # fmt: skip
+    assert [len(trial.times_ms) >= RIVAL_PROCESSES for trial in result.trials] == [True, False, True]
+    assert (result.ok, "Toy: the child ended" in result.output_tail.replace("\n", " ")) == (True, True)
+    assert result.reproduce.count(" && tuna reproduce --library toy --step eval") == 2
     assert list(toys.context.scratch.iterdir()) == []
 
 

@@ -11,12 +11,13 @@ from test_candidates import ToyLibrary
 
 from tuna.artifacts import Artifacts
 from tuna.configs import GemmConfig
-from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.base import FINALS
+from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.one_step import OneStepLibrary
 from tuna.testing.contracts.rehearsal import run_context
 from tuna.vocabulary import Cause
 
-Measure = Callable[[str], StepResult]
+Measure = Callable[..., StepResult]
 
 
 class OneStepToy(OneStepLibrary, ToyLibrary):
@@ -38,20 +39,21 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
     store = NoStore((tmp_path / "shared").as_uri(), tmp_path / "cache")
     context = replace(run_context(tmp_path), artifacts=store)
 
-    def run(params: str) -> StepResult:
+    def run(params: str, *rivals: Rival) -> StepResult:
         options = {"params": params, "candidates": 9, "build_timeout_s": 4, "measure_timeout_s": 4, "described": True}
         item = WorkItem(
             job_id=1,
             attempt=1,
             session_id=1,
             library="toy",
-            step="eval",
+            step=FINALS if rivals else "eval",
+            rivals=rivals,
             solver="Toy",
             config=GemmConfig(2, 2, 2).to_json(),
             options=options,
         )
         assert [step.name for step in library.steps] == ["eval"]
-        (result,) = library.run(library.steps[0], [item], context)
+        (result,) = library.run(library.step(item.step), [item], context)
         assert list(context.scratch.iterdir()) == []
         return result
 
@@ -69,6 +71,20 @@ def test_what_is_built_is_measured_and_keeps_its_params(measure: Measure) -> Non
     assert result.workload is None
     assert result.ok
     assert 0 < result.busy_s <= result.ended_at - result.started_at
+
+
+def test_rivals_are_built_again_where_they_are_measured(measure: Measure) -> None:
+    facts = {"solver": "Toy", "seed": 0, "number": 0, "time_ms": 0.001}
+    options = {"params": "good,build-raises", "candidates": 2}
+    rivals = [
+        Rival(index=index, params=params, options=options, **facts)
+        for index, params in ((7, "good"), (8, "build-raises"))
+    ]
+    result = measure("good", *rivals)
+    assert [(trial.index, trial.params, trial.cause) for trial in result.trials] == [
+        (7, "good", None), (8, "build-raises", Cause.BUILD_ERROR),
+    ]  # fmt: skip
+    assert result.ok
 
 
 def test_where_nothing_is_built_nothing_is_measured(measure: Measure) -> None:

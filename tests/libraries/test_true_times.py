@@ -20,7 +20,7 @@ from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
 from tuna.libraries.fma_loop import CHAINS, FmaLoop
 from tuna.libraries.intervals import half_width, median_interval
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import Contest, Limits, Measurement
+from tuna.libraries.measurement import RIVAL_PROCESSES, Contest, Limits, Measurement
 from tuna.libraries.repeats import Repeat, Sampler
 from tuna.sandbox.processes import ChildCrashed
 

@@ -69,6 +69,8 @@ def load_jobs(
     library = get_library(session_library(session_id))
     wanted = {library.step(name).name for name in steps}
     names = [step.name for step in library.steps if not wanted or step.name in wanted]
+    if wanted - set(names):
+        raise BadInput("Tuna makes the jobs for finals itself, when the others have ended.", hint="leave this step out")
     request = jobs.JobRequest(
         session_id,
         library.name,

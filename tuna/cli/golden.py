@@ -174,13 +174,14 @@ def report(
 
 @golden.command()
 @_version
+@click.option("--allow-noisy", is_flag=True, help="Accept results that were measured on a device that was not quiet.")
 @_gate
 @_library
-def promote(version: int, max_regression: float | None, min_gain: float | None, library: str | None) -> None:
+def promote(version: int, library: str | None, **wishes: Any) -> None:
     """Release a draft, if it keeps the limits beside the current version (its base, where none is); then it is frozen."""
     from tuna.golden import promote
 
-    found = promote(open_database(), version, max_regression=max_regression, min_gain=min_gain, library=library)
+    found = promote(open_database(), version, library=library, **wishes)
     t = found.total
     beside = (
         "" if found.against is None else f" (against version {found.against}: {t.faster} faster, {t.slower} slower)"

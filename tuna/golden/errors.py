@@ -18,7 +18,7 @@ class GoldenFrozen(BadInput):
 
 
 class NotReleasable(BadInput):
-    """Results of the session cannot become golden: they were not measured, or their origin is unknown."""
+    """Results cannot become golden: they were not measured, or not on a quiet device, or their origin is unknown."""
 
 
 class SessionChanged(TunaError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna.db.engine import retrying, writing
-from tuna.db.models import Golden
+from tuna.db.models import FindDb, Golden, GoldenEntry
 from tuna.db.types import utc_now
 from tuna.errors import BadInput, NotFound
 from tuna.golden import compare
 from tuna.golden.compare import PromotionReport
-from tuna.golden.errors import GateViolated, GoldenFrozen
+from tuna.golden.errors import GateViolated, GoldenFrozen, NotReleasable
 from tuna.golden.versions import GoldenState, Version, current, find, of_library
 from tuna.sentences import choices
 
@@ -22,10 +22,12 @@ def promote(
     max_regression: float | None = None,
     min_gain: float | None = None,
     library: str | None = None,
+    allow_noisy: bool = False,
 ) -> PromotionReport:
     """Release a draft if it passes the gate against the current version, or against its base if there is none.
 
-    Raises NotFound, GoldenFrozen for a version that was promoted before, GateViolated with the violations.
+    Raises NotFound, GoldenFrozen for a version that was promoted before, NotReleasable for results that were simulated, or
+    noisy unless `allow_noisy`, GateViolated with the violations.
     """
     for attempt in retrying():
         with attempt, writing(engine) as connection:
@@ -34,6 +36,7 @@ def promote(
             draft = there[version]
             if draft.state is not GoldenState.DRAFT:
                 raise GoldenFrozen(f"The {draft} is {draft.state.value} already.")
+            _check_entries(connection, draft, allow_noisy=allow_noisy)
             other = current(there.values()) or (there[draft.base_version] if draft.base_version is not None else None)
             report = compare.compare(connection, draft, other)
             violations = compare.check_gate(report, max_regression, min_gain)
@@ -45,6 +48,25 @@ def promote(
                 )
             _move(connection, draft, GoldenState.PROMOTED)
     return report
+
+
+def _check_entries(connection: sa.Connection, draft: Version, *, allow_noisy: bool) -> None:
+    """Raise NotReleasable for what `build` refuses too: a draft may have been built with other wishes, or by another version."""
+    mine = sa.select(sa.func.count()).select_from(GoldenEntry).where(GoldenEntry.golden_id == draft.id)
+    same = [getattr(FindDb, name) == getattr(GoldenEntry, name) for name in ("session_id", "config_id", "solver_id")]
+    origin = sa.exists().where(*same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.simulated)
+    simulated = connection.execute(mine.where(origin)).scalar_one()
+    if simulated:
+        raise NotReleasable(
+            f"The {draft} is not promoted: {simulated} of its results were timed by a stand-in, not by a device.",
+            hint="build it again from a session on a machine with the device, without TUNA_SIMULATED",
+        )
+    noisy = 0 if allow_noisy else connection.execute(mine.where(GoldenEntry.noisy)).scalar_one()
+    if noisy:
+        raise NotReleasable(
+            f"The {draft} is not promoted: {noisy} of its results were measured on a device that was not quiet.",
+            hint="measure these layers again on a quiet machine, or add --allow-noisy to release them nevertheless",
+        )
 
 
 def rollback(engine: sa.Engine, library: str) -> tuple[Version, Version | None]:

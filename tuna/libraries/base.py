@@ -184,6 +184,8 @@ class Library(ABC):
     def path_to(self, step: str) -> Sequence[str]:
         """The steps that a job must go through to get `step` done, it included: what `tuna reproduce` runs."""
         names = [known.name for known in self.steps]
+        if step == FINALS:
+            raise BadInput("Finals cannot be repeated by themselves.", hint="take the command that their attempt has")
         return names[: names.index(step) + 1]
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:

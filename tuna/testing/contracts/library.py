@@ -32,7 +32,7 @@ from tuna.configs import Config
 from tuna.errors import BadInput, NotFound
 from tuna.libraries import options as job_options
 from tuna.libraries import registry
-from tuna.libraries.base import Library, canonical_name
+from tuna.libraries.base import FINALS, Library, canonical_name
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.retries import Again, Retry
@@ -130,6 +130,10 @@ class LibraryContract:
             path = list(library.path_to(step.name))
             assert path[-1:] == [step.name]
             assert set(path) <= set(names)
+        if library.finals is not None:
+            assert (library.finals.name, library.finals.resource) == (FINALS, Resource.DEVICE)
+            assert library.step(FINALS) is library.finals
+            assert FINALS not in names
         for turn in turns:
             assert all(0 < library.time_limit_s(turn.step, item) < math.inf for item in turn.items)
         with pytest.raises(NotFound):
