@@ -66,10 +66,12 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(tmp_path: Path) -> None
     _run(home, *fish, "tvm", "--session_id", "1", "--execute")
 
     status = json.loads(_run(home, sys.executable, "-m", "tuna", "status", "--json").stdout)[0]
-    assert status["jobs"] == {"evaluated": JOBS}
+    assert set(status["jobs"]) == {"evaluated"}
     assert status["failures"] == []
     with sqlite3.connect(home / "tuna.sqlite") as connection:
         trials = connection.execute("SELECT count(*), count(time_ms), max(max_error) FROM trial").fetchone()
+        finals = connection.execute("SELECT count(*) FROM job WHERE steps = 'finals'").fetchone()[0]
+    assert status["jobs"]["evaluated"] - finals == JOBS  # finals are only where solvers come close
     assert trials[:2] == (TRIALS, TRIALS)
     assert 0 < trials[2] < 1e-4
 

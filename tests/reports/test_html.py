@@ -238,7 +238,7 @@ def test_a_full_disk_keeps_the_older_report(
 
 def search(times: Sequence[float]) -> tuple[Point, ...]:
     """A search with these times."""
-    return best_so_far([Measured(None, number, time_ms) for number, time_ms in enumerate(times)])
+    return best_so_far([Measured(number, time_ms) for number, time_ms in enumerate(times)])
 
 
 def test_curves_of_one_or_of_very_many_trials_can_be_drawn() -> None:

@@ -6,7 +6,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import sqlalchemy as sa
 
@@ -24,14 +23,12 @@ MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
 _FETCH_ROWS = 5000
-_EPOCH = datetime.min
 
 
 @dataclass(frozen=True)
 class Measured:
     """A good trial."""
 
-    at: datetime | None
     number: int  #: among the candidates of its job
     time_ms: float
 
@@ -166,18 +163,18 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     query = (
-        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.measured_at)
+        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause)
         .join(Job, Job.id == Trial.job_id)
         .where(Job.session_id == session_id)
     )
     searches: dict[int, _Search] = defaultdict(_Search)
-    for job_id, number, time_ms, cause, at in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+    for job_id, number, time_ms, cause in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
         search = searches[job_id]
         search.trials += 1
         if cause is not None:
             search.failed += 1
         elif time_ms is not None and time_ms > 0:
-            search.measured.append(Measured(at, number, time_ms))
+            search.measured.append(Measured(number, time_ms))
     return searches
 
 
@@ -305,7 +302,7 @@ def best_so_far(measured: Sequence[Measured], params: Callable[[int], str] = lam
     """Good trials as a search: in order of their numbers, with the best time so far."""
     points: list[Point] = []
     best = float("inf")
-    for position, trial in enumerate(sorted(measured, key=lambda trial: trial.number), 1):
+    for position, trial in enumerate(sorted(measured, key=lambda trial: (trial.number, trial.time_ms)), 1):
         best = min(best, trial.time_ms)
         points.append(Point(position, trial.time_ms, best, trial.number, params(trial.number)))
     return tuple(points)
