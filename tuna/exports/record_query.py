@@ -160,7 +160,7 @@ def _session_query(selection: Selection) -> sa.Select[Any]:
         .join(Session, Session.id == FindDb.session_id)
         .join(Environment, Environment.id == Session.environment_id)
         .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
-        .outerjoin(Job, Job.id == sa.func.coalesce(FindDb.final_job_id, FindDb.job_id))
+        .outerjoin(Job, Job.id == FindDb.measured_by())
         .outerjoin(StepResult, done)
     )
 

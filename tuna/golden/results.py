@@ -104,7 +104,7 @@ def select(wanted: ResultSelection) -> sa.Subquery:
         )
         .join(Session, Session.id == FindDb.session_id)
         .join(Environment, Environment.id == Session.environment_id)
-        .outerjoin(Job, Job.id == sa.func.coalesce(FindDb.final_job_id, FindDb.job_id))
+        .outerjoin(Job, Job.id == FindDb.measured_by())
         .outerjoin(StepResult, measured)
         .outerjoin(Trial, best)
         .where(FindDb.session_id == wanted.session_id, is_no_baseline())

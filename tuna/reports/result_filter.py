@@ -41,7 +41,9 @@ class Conditions:
         if self.wanted.since is not None:
             found.append(at >= self.wanted.since)
         if self.device is not None:
-            found.append(self._measured_here(FindDb.job_id) if table is FindDb else GoldenEntry.device == self.device)
+            found.append(
+                self._measured_here(FindDb.measured_by()) if table is FindDb else GoldenEntry.device == self.device
+            )
         return found
 
     def of_trials(self, job_id: Any, measured_at: Any) -> list[_Condition]:

@@ -50,6 +50,11 @@ class FindDb(Base):
         Index(None, "updated_at"),
     )
 
+    @classmethod
+    def measured_by(cls) -> sa.ColumnElement[int]:
+        """The job that its time is from: finals, or the solver's own."""
+        return sa.func.coalesce(cls.final_job_id, cls.job_id)
+
 
 class FindDbKernel(Base):
     """A code object that a find-db row needs."""
