@@ -75,7 +75,9 @@ def test_a_function_with_a_schedule_answers_as_without_one(name: str, cores: int
     assert sign in text
     assert ("T.parallel" in text) == (cores > 1)
     expected = answer(plain, target())
-    assert np.abs(answer(functions.in_vectors(found), target(cores)) - expected).max() < 1e-6 * (np.abs(expected).max() + 1)
+    assert np.abs(answer(functions.in_vectors(found), target(cores)) - expected).max() < 1e-6 * (
+        np.abs(expected).max() + 1
+    )
 
 
 def test_a_reshape_and_what_has_no_schedule_stay_as_they_are() -> None:

@@ -110,7 +110,7 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
-    #: The step, called FINALS, of a job of its own that measures the winners of a config's solvers again, in turn, for they were
+    #: The step, called FINALS, of an additional job that measures the winners of a config's solvers again, in turn, for they were
     #: measured at different times; None: their times are compared as they are.
     finals: Step | None = None
     #: Model of its job options.

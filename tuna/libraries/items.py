@@ -56,7 +56,7 @@ class Rival(_Wire):
 
     index: _Count  #: that the trial of it in the result has; the coordinator's choice
     solver: str
-    seed: int  #: of its own job, from where the rest comes too
+    seed: int  #: from the solver's job, as is the rest
     options: dict[str, Any] = Field(default_factory=dict)
     number: _Count  #: index of the candidate there
     params: str

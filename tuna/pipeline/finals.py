@@ -72,7 +72,7 @@ def rivals(connection: sa.Connection, session_id: int, configs: Iterable[int]) -
 def write(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
     """Store the times of finals in the results of the solvers and in their trials.
 
-    What a result names that is not a result of its own job's config, or is another candidate by now, is left as it is.
+    What a result names of another config than its job's, or is another candidate by now, is left as it is.
     """
     for result in results:
         job = jobs[result.job_id]
