@@ -54,6 +54,10 @@ def test_a_model_is_imported_shown_and_built_into_a_library_that_plain_tvm_runs(
     assert built.code == 0, built
     assert "predicted" in built.out
     assert "tuna: " in built.out
+    library.unlink()
+    again = json.loads(type_in("tuna", "model", "build", "net", "-o", library, "--json").out)
+    assert again["cached"]
+    assert again["tasks"]["predicted"] == 7
     assert json.loads(Path(f"{library}.json").read_text())["inputs"] == [
         {"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}
     ]

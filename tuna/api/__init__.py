@@ -46,17 +46,9 @@ from tuna.api.jobs import (
     retry,
     run,
 )
-from tuna.api.models import (
-    BuiltModel,
-    ImportedModel,
-    ModelTask,
-    TunedModel,
-    build_model,
-    import_model,
-    list_models,
-    show_model,
-    tune_model,
-)
+from tuna.api.model_building import BuiltModel, Checks, build_model
+from tuna.api.model_tuning import TunedModel, tune_model
+from tuna.api.models import ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
@@ -94,6 +86,7 @@ __all__ = [
     "BuiltModel",
     "CanceledJobs",
     "CapturedProgram",
+    "Checks",
     "ImportedConfigs",
     "ImportedModel",
     "LoadedJobs",

@@ -49,11 +49,13 @@ def load_jobs(
     only_dynamic: bool = False,
     only_tunable: bool = False,
     command: str | None = None,
+    config_ids: Sequence[int] = (),
     **columns: object,
 ) -> LoadedJobs:
     """Add the missing jobs of a session, for every applicable solver or for `solvers`.
 
-    `tag`: only its layers; `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
+    `tag`: only its layers; `config_ids`: only these layers;
+    `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
     `command`: only convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
     if no pair of layer and solver applies and for options that the library does not have, NotFound for an unknown
     session, tag, step or solver.
@@ -85,6 +87,7 @@ def load_jobs(
         only_dynamic=only_dynamic,
         only_tunable=only_tunable,
         command=command,
+        config_ids=config_ids,
     )
     with writing(engine) as connection:
         count = jobs.load(connection, request)

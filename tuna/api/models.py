@@ -1,26 +1,18 @@
-"""Models: import one, tune its tasks, build it with the kernels that won."""
+"""Models: import them, list them, show their tasks."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput
 
 if TYPE_CHECKING:
     from tuna.artifacts import Artifacts
-    from tuna.models.manifest import Class
-    from tuna.models.store import StoredModel, Winner
-    from tuna.workers.session_run import Progress
-
-#: Reason of the session in which the tasks of all models are tuned, so that one that two models have is tuned once.
-SESSION = "models"
-#: Largest error relative to the largest magnitude of the answer that a built model may have.
-TOLERANCE = 1e-3
+    from tuna.models.choice import Winner
+    from tuna.models.store import StoredModel
 
 
 @dataclass(frozen=True)
@@ -41,35 +33,6 @@ class ModelTask:
     core: bool
     models: int  #: other imports that have it
     winner: Winner | None
-
-
-@dataclass(frozen=True)
-class TunedModel:
-    """What tuning a model did."""
-
-    model: StoredModel
-    session_id: int
-    tasks: int  #: with a core, which can be tuned
-    known: int  #: of them, those that had a result before
-    added: int  #: jobs
-    errored: int = 0  #: jobs that failed for good, once all are finished
-
-
-@dataclass(frozen=True)
-class BuiltModel:
-    """A built model as it was checked and timed on this machine."""
-
-    path: Path
-    model: StoredModel
-    errors: Mapping[
-        str, float
-    ]  #: against ONNX's `reference` and, where installed, `onnxruntime`; relative to the largest magnitude
-    times_ms: Mapping[str, Sequence[float]]  #: by contender, CPU time of the thread, rounds in turn
-    tasks: Mapping[Class, int]
-    shares: Mapping[Class, float]  #: of the time that the model's functions take
-    runtime_share: float  #: of the time, spent in TVM's virtual machine and allocation
-    functions_ms: Mapping[str, float]  #: by label, all calls together
-    refused: Mapping[str, str] = field(default_factory=dict)  #: records that could not be applied, by task label
 
 
 def import_model(
@@ -99,7 +62,7 @@ def import_model(
         found = process.call(
             "inspect", path=str(path.resolve()), target=target, shapes=wanted, batch=batch, text=str(text)
         )
-        artifacts = _artifacts()
+        artifacts = artifacts_of_models()
         manifest = Manifest(
             file=artifacts.put(data),
             size_bytes=len(data),
@@ -132,11 +95,11 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
     """The latest import under a name with its tasks; raises NotFound."""
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.models import store
+    from tuna.models import choice, store
 
     with reading(open_database()) as connection:
         model = store.find(connection, name)
-        winners, shared = store.winners(connection, model), store.counts(connection, model)
+        winners, shared = choice.winners(connection, model.manifest, choice.Source()), store.counts(connection, model)
     tasks = []
     for entry in model.manifest.tasks:
         task = entry.task
@@ -145,131 +108,6 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
             ModelTask(task.label, task.key, entry.count, task.core is not None, shared.get(task.key, 0), winner)
         )
     return model, tasks
-
-
-def tune_model(
-    name: str,
-    *,
-    candidates: int = 4,
-    winograd: bool = True,
-    on_start: Callable[[TunedModel], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> TunedModel:
-    """Tune the tasks of an imported model that have a core, with workers on this machine.
-
-    Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second call
-    resumes. `on_start` gets what is to be done before the workers start. Raises NotFound.
-    """
-    from tuna.api import jobs, sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import store
-
-    with reading(open_database()) as connection:
-        model = store.find(connection, name)
-        known = len(store.winners(connection, model, winograd=winograd))
-    session = sessions.init_session("tvm", SESSION, conditions={} if winograd else {"winograd": "no"})
-    sessions.update_solvers("tvm")
-    sessions.update_applicability(session.id, model.tag)
-    loaded = jobs.load_jobs(session.id, tag=model.tag, reason=SESSION, options={"candidates": candidates})
-    cores = sum(entry.task.core is not None for entry in model.manifest.tasks)
-    tuned = TunedModel(model, session.id, cores, known, loaded.added)
-    if on_start is not None:
-        on_start(tuned)
-    return replace(tuned, errored=jobs.run(session.id, on_progress=on_progress).errored)
-
-
-def build_model(
-    name: str,
-    output: Path,
-    *,
-    session_id: int | None = None,
-    winograd: bool = True,
-    rivals: bool = True,
-    seed: int = 0,
-) -> BuiltModel:
-    """Build an imported model into the shared library `output`, check and time it; `output` is only there if it is right.
-
-    Kernels are the winners of the session, or of all sessions on such a machine, else those of similar tasks, else
-    predicted. Raises NotFound, and BadInput if the answer differs from ONNX's reference by more than `TOLERANCE`.
-    """
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.models import store
-    from tuna.models.process import ModelProcess
-
-    if not output.parent.is_dir():
-        raise BadInput(f"There is no folder {output.parent}.")
-    with reading(open_database()) as connection:
-        model = store.find(connection, name)
-        winners = store.winners(connection, model, session_id, winograd=winograd)
-        alike = store.nearest(connection, model, session_id, winograd=winograd)
-    manifest, temporary = model.manifest, output.with_name(f".{output.name}.new.so")
-    common: dict[str, Any] = {"path": str(_file(model)), "shapes": manifest.shapes}
-    records: dict[str, Any] = {key: [winner.solver, winner.params, None] for key, winner in winners.items()}
-    records |= {key: [winner.solver, winner.params, task.to_json()] for key, (winner, task) in alike.items()}
-    try:
-        with ModelProcess(manifest.target) as process:
-            made = process.call(
-                "make", **common, target=manifest.target, records=records, winograd=winograd, output=str(temporary)
-            )
-        with ModelProcess(manifest.target) as process:  # another one: it has only what a user's program has
-            checked = process.call("check", **common, library=str(temporary), seed=seed, rivals=rivals)
-        if not checked["errors"]["reference"] <= TOLERANCE:
-            raise BadInput(
-                f"The built model differs from ONNX's reference by {checked['errors']['reference']:.2g} of the largest value.",
-                hint="build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM",
-            )
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)
-    built = _described(output, model, made, checked)
-    Path(f"{output}.json").write_text(json.dumps(_facts(built), indent=1) + "\n")
-    return built
-
-
-def _described(output: Path, model: StoredModel, made: Mapping[str, Any], checked: Mapping[str, Any]) -> BuiltModel:
-    from tuna.models.manifest import Class
-
-    labels = {entry.task.key: entry.task.label for entry in model.manifest.tasks}
-    spent: dict[Class, float] = defaultdict(float)
-    by_label: dict[str, float] = defaultdict(float)
-    runtime = 0.0
-    for function, ms in checked["shares"].items():
-        key = made["functions"].get(function)
-        if key is None:
-            runtime += ms
-            continue
-        spent[Class(made["classes"].get(key, Class.DEFAULT))] += ms
-        by_label[labels.get(key, function)] += ms
-    total = sum(spent.values()) + runtime
-    numbers: dict[Class, int] = defaultdict(int)
-    for key in set(made["functions"].values()):
-        numbers[Class(made["classes"].get(key, Class.DEFAULT))] += 1
-    return BuiltModel(
-        output,
-        model,
-        checked["errors"],
-        checked["times_ms"],
-        dict(numbers),
-        {kind: ms / total for kind, ms in spent.items()},
-        runtime / total,
-        dict(sorted(by_label.items(), key=lambda entry: -entry[1])),
-        {labels.get(key, key): reason for key, reason in made["refused_records"].items()},
-    )
-
-
-def _facts(built: BuiltModel) -> dict[str, Any]:
-    """What stands beside the library, for programs that load it."""
-    return {
-        "model": built.model.name,
-        "version": built.model.version,
-        "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
-        "target": json.loads(built.model.manifest.target),
-        "tvm": built.model.manifest.tvm,
-        "errors": dict(built.errors),
-        "tasks": {str(kind): count for kind, count in built.tasks.items()},
-    }
 
 
 def _read(path: Path) -> bytes:
@@ -281,7 +119,8 @@ def _read(path: Path) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _artifacts() -> Artifacts:
+def artifacts_of_models() -> Artifacts:
+    """The store that has the files of models."""
     from tuna.artifacts import Artifacts
     from tuna.db import sessions
     from tuna.db.database import open_database
@@ -290,12 +129,3 @@ def _artifacts() -> Artifacts:
 
     with reading(open_database()) as connection:
         return Artifacts.from_settings(get_settings(), sessions.namespace(connection), sessions.secret(connection))
-
-
-def _file(model: StoredModel) -> Path:
-    try:
-        return _artifacts().path(model.manifest.file)
-    except KeyError:
-        raise NotFound(
-            f"The file of the model {model.name} is not in the artifact store any more.", hint="import it again"
-        ) from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +13,10 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table
 from tuna.errors import BadInput
+
+_WINOGRAD = click.option(
+    "--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only."
+)
 
 
 @click.group()
@@ -86,14 +92,57 @@ def show(name: str, as_json: bool) -> None:
     )
 
 
+_BUILD_OPTIONS = (
+    click.option(
+        "--compare/--no-compare", default=True, help="Whether the fastest few kernels are timed in the model."
+    ),
+    click.option("--rivals/--no-rivals", default=True, help="Whether onnxruntime and PyTorch are timed beside it."),
+    click.option("--untuned", is_flag=True, help="Also time what TVM makes of the model without tuning; takes long."),
+    click.option("--input", "recorded", type=click.Path(path_type=Path), help="A .npz file with inputs to check on."),
+)
+
+
+def _build_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_BUILD_OPTIONS):
+        command = option(command)
+    return command
+
+
 @model.command()
 @click.argument("name")
 @click.option("-o", "--output", type=options.OUTPUT_FILE, required=True, help="The shared library to write.")
 @click.option("--session-id", type=options.ID, help="Only results of this session; default: all on such a machine.")
-@click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
-def build(name: str, output: Path, session_id: int | None, winograd: bool) -> None:
+@click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
+@_WINOGRAD
+@_build_options
+@options.as_json
+def build(
+    name: str,
+    output: Path,
+    session_id: int | None,
+    golden: int | None,
+    winograd: bool,
+    compare: bool,
+    rivals: bool,
+    untuned: bool,
+    recorded: Path | None,
+    as_json: bool,
+) -> None:
     """Build a model with its fastest kernels, check its answer against ONNX's reference, and time it."""
-    show_built(api.build_model(name, output, session_id=session_id, winograd=winograd))
+    checks = api.Checks(rivals, untuned, recorded)
+    built = api.build_model(
+        name,
+        output,
+        session_id=session_id,
+        golden=golden,
+        winograd=winograd,
+        compare=compare,
+        checks=checks,
+    )
+    if as_json:
+        print_json(_as_json(built))
+    else:
+        show_built(built)
 
 
 @click.command()
@@ -103,7 +152,9 @@ def build(name: str, output: Path, session_id: int | None, winograd: bool) -> No
 @click.option("--batch", type=options.COUNT, help="First extent of every input.")
 @click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
 @click.option("--candidates", type=options.COUNT, default=4, show_default=True, help="Per task and solver.")
-@click.option("--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Tune for so long; default: until done.")
+@_WINOGRAD
+@_build_options
 def tune(
     file: Path,
     name: str | None,
@@ -111,12 +162,19 @@ def tune(
     batch: int | None,
     shapes: tuple[str, ...],
     candidates: int,
+    minutes: float | None,
     winograd: bool,
+    compare: bool,
+    rivals: bool,
+    untuned: bool,
+    recorded: Path | None,
 ) -> int:
     """Import the ONNX model FILE, tune its tasks on this machine and, with -o, build it.
 
-    Tasks that another model has are not tuned again. Interrupted, the same command goes on from there.
+    Time goes to the tasks on which the model spends most. Tasks that another model has are not tuned again. Interrupted, the same
+    command goes on from there.
     """
+    checks = api.Checks(rivals, untuned, recorded)
     imported = api.import_model(name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes)))
     show_import(imported)
     stored = imported.model
@@ -124,7 +182,7 @@ def tune(
     def started(tuned: api.TunedModel) -> None:
         click.echo(
             f"session {tuned.session_id}: {tuned.tasks} tasks can be tuned, {tuned.known} of them have a result; "
-            f"{tuned.added} jobs added"
+            f"{tuned.wanted} jobs are missing"
         )
 
     with ProgressView("tuning") as view:
@@ -132,11 +190,18 @@ def tune(
             f"{stored.name}@{stored.version}",
             candidates=candidates,
             winograd=winograd,
+            minutes=minutes,
             on_start=started,
             on_progress=view.update,
         )
+    if tuned.added < tuned.wanted:
+        click.echo(f"{tuned.added} of {tuned.wanted} jobs fitted into the time; the same command goes on")
     if output is not None:
-        show_built(api.build_model(f"{stored.name}@{stored.version}", output, winograd=winograd))
+        show_built(
+            api.build_model(
+                f"{stored.name}@{stored.version}", output, winograd=winograd, compare=compare, checks=checks
+            )
+        )
     if tuned.errored:
         click.echo(f"{tuned.errored} jobs failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
     return 1 if tuned.errored else 0
@@ -165,13 +230,34 @@ def show_built(built: api.BuiltModel) -> None:
     )
     for label, reason in built.refused.items():
         click.echo(f"the record of {label} could not be applied: {reason}", err=True)
+    if built.compared:
+        click.echo(f"of {built.compared} tasks the fastest kernels were compared inside the model")
     ours = statistics.median(built.times_ms["tuna"])
     for name, times in built.times_ms.items():
-        median = statistics.median(times)
+        median, wall = statistics.median(times), statistics.median(built.wall_ms[name])
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
-        click.echo(f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}){ratio}")
+        click.echo(
+            f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}), wall {wall:.2f}{ratio}"
+        )
+    for name, reason in built.absent.items():
+        click.echo(f"{name}: {reason}")
+    if built.cached:
+        click.echo(f"taken from the cache; built and timed {built.made_at}")
     errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
     click.echo(f"{built.path}: largest error over largest value {errors}")
+
+
+def _as_json(built: api.BuiltModel) -> dict[str, Any]:
+    plain = {
+        "model": built.model.name,
+        "version": built.model.version,
+        "path": str(built.path),
+        "tasks": {str(kind): count for kind, count in built.tasks.items()},
+        "shares": {str(kind): share for kind, share in built.shares.items()},
+    }
+    timed = ("times_ms", "wall_ms", "absent", "runtime_share", "functions_ms", "tuned_ms", "lookup_s")
+    names = (*timed, "errors", "refused", "compared", "made_at", "cached")
+    return plain | {name: getattr(built, name) for name in names}
 
 
 def _shape(text: str) -> tuple[str, list[int]]:

@@ -30,6 +30,7 @@ class JobRequest:
     only_dynamic: bool = False
     only_tunable: bool = False
     command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
+    config_ids: Sequence[int] = ()  #: only these; none: all
     options: Mapping[str, Any] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)  #: of `job`, that a user sets and that have no field here
 
@@ -73,6 +74,8 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
     )
     if request.tag is not None:
         select = select.join(ConfigTag, ConfigTag.config_id == pair.config_id).where(ConfigTag.tag == request.tag)
+    if request.config_ids:
+        select = select.where(pair.config_id.in_(list(request.config_ids)))
     if request.solvers:
         select = select.where(pair.solver_id.in_(list(ids.values())))
     if request.algorithm is not None:

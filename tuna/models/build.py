@@ -44,10 +44,10 @@ class Planned:
         return str(self.module.script(show_meta=False))
 
 
-def plan(module: tvm.IRModule, kernels: Kernels, target: Any) -> Planned:
-    """Recognise the groups of an imported module, give them kernels, and fuse what is left."""
+def plan(module: tvm.IRModule, kernels: Kernels | None, target: Any) -> Planned:
+    """Recognise the groups of an imported module, give them kernels, and fuse what is left; without `kernels` as TVM does it."""
     found = graph.read(module)
-    emitter = Emitter(found, groups.find(found), kernels, machine.from_target(target).floats)
+    emitter = Emitter(found, groups.find(found), kernels or (lambda _: None), machine.from_target(target).floats)
     emitted = emitter.run()
     with target:
         fused = tvm.transform.Sequential(
@@ -63,18 +63,23 @@ def plan(module: tvm.IRModule, kernels: Kernels, target: Any) -> Planned:
     planned = _described(fused, {name: task for name, task in emitter.calls if task is not None})
     own = {name for name, _ in emitter.calls}
     for name, task in planned.functions.items():
-        if name not in own:
+        if kernels is not None and name not in own:
             variable = fused.get_global_var(name)
             fused.update_func(variable, kernels.function(task, fused[name]))
     return planned
 
 
-def compile_to(planned: Planned, target: Any, path: Path) -> None:
-    """Compile and write a shared library that TVM's Relax virtual machine loads."""
+def executable(module: tvm.IRModule, target: Any) -> Any:
+    """The compiled module, for TVM's Relax virtual machine."""
     lowered = tvm.transform.Sequential(
         [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)], name="lower"
     )
-    tvm.compile(planned.module, target, relax_pipeline=lowered).export_library(str(path))
+    return tvm.compile(module, target, relax_pipeline=lowered)
+
+
+def compile_to(planned: Planned, target: Any, path: Path) -> None:
+    """Compile and write a shared library that TVM's Relax virtual machine loads."""
+    executable(planned.module, target).export_library(str(path))
 
 
 def tensors(values: list[Any]) -> list[dict[str, Any]]:

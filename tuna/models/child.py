@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.errors import TunaError
-from tuna.models import build, importer, timing
+from tuna.models import build, choosing, importer, timing
 from tuna.models.kernels import Kernels, Record
+from tuna.models.manifest import Class
 
 
 def _refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -48,27 +50,60 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
 
 
 @_refusing
+def estimate(tasks: list[dict[str, Any]], target: str) -> dict[str, Any]:
+    """Estimated cycles of the best point of each solver that has a family of kernels, by task key."""
+    return {"cycles": {task.key: choosing.estimates(task, _target(target)) for task in map(_task, tasks) if task}}
+
+
+@_refusing
 def make(
-    path: str, target: str, shapes: Mapping[str, Any], records: Mapping[str, Any], winograd: bool, output: str
+    path: str,
+    target: str,
+    shapes: Mapping[str, Any],
+    records: Mapping[str, Any],
+    winograd: bool,
+    compare: bool,
+    output: str,
 ) -> dict[str, Any]:
-    """Build the model into the shared library `output`; `records` are [solver, params, other task or None] by task key."""
+    """Build the model into the shared library `output`.
+
+    `records` are lists of [solver, params, other task or None] by task key, the best first; with `compare` they are timed in the
+    model, together with the predicted kernel.
+    """
     model = importer.read_onnx(Path(path), shapes)
-    known = {key: Record(solver, params, _task(other)) for key, (solver, params, other) in records.items()}
-    kernels = Kernels(_target(target), known, winograd=winograd)
-    planned = build.plan(importer.to_relax(model, Path(path).name), kernels, _target(target))
+    module = importer.to_relax(model, Path(path).name)
+    known = {
+        key: [Record(solver, params, _task(other)) for solver, params, other in found] for key, found in records.items()
+    }
+    kernels, compared = choosing.choose(module, known, _target(target), winograd=winograd, compare=compare)
+    planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
+    measured = dict.fromkeys(compared, Class.EXACT)  # inside the model, also where the predicted kernel was the fastest
     return {
-        "classes": {key: str(found) for key, found in kernels.classes.items()},
+        "classes": {key: str(found) for key, found in {**kernels.classes, **measured}.items()},
         "functions": {name: task.key for name, task in planned.functions.items()},
+        "calls": dict(planned.calls),
+        "compared": {key: asdict(found) for key, found in compared.items()},
         "refused_records": kernels.refused,
     }
 
 
 @_refusing
-def check(path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals: bool) -> dict[str, Any]:
-    """Error against ONNX's reference on random input, times in turn with onnxruntime, and the share of each function."""
+def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """Build the model as TVM does without Tuna, into the shared library `output`."""
     model = importer.read_onnx(Path(path), shapes)
-    return timing.compare(model, Path(library), seed, rivals=rivals)
+    planned = build.plan(importer.to_relax(model, Path(path).name), None, _target(target))
+    build.compile_to(planned, _target(target), Path(output))
+    return {}
+
+
+@_refusing
+def check(
+    path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals: bool, recorded: str, untuned: str
+) -> dict[str, Any]:
+    """Errors against ONNX's reference, times in turn with others, and the time of each function; see `timing.compare`."""
+    model = importer.read_onnx(Path(path), shapes)
+    return timing.compare(model, Path(library), seed, rivals=rivals, recorded=recorded, untuned=untuned)
 
 
 def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
@@ -80,4 +115,10 @@ def _target(text: str) -> Any:
     return tvm.target.Target(json.loads(text))
 
 
-HANDLERS = {"inspect": inspect, "make": make, "check": check}
+HANDLERS = {
+    "inspect": inspect,
+    "estimate": estimate,
+    "make": make,
+    "make_untuned": make_untuned,
+    "check": check,
+}

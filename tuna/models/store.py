@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.configs import TaskConfig, from_json_text
 from tuna.db import configs, networks
-from tuna.db.baselines import is_no_baseline
-from tuna.db.models import Config, Environment, FindDb, Kernel, Model, ModelConfig, Session, Solver
+from tuna.db.models import Config, ConfigTag, Job, Kernel, Model, ModelConfig, Solver, SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
 from tuna.sentences import choices
 
@@ -39,16 +35,6 @@ class StoredModel:
     def tag(self) -> str:
         """The tag that the configs of this import carry."""
         return tag_of(self.name, self.version)
-
-
-@dataclass(frozen=True)
-class Winner:
-    """The fastest measured kernel of a task."""
-
-    solver: str
-    params: str
-    time_ms: float
-    session_id: int
 
 
 def tag_of(name: str, version: str) -> str:
@@ -99,67 +85,6 @@ def _all(connection: sa.Connection) -> list[StoredModel]:
     return [StoredModel(name, Manifest.from_bytes(blob)) for name, blob in connection.execute(statement)]
 
 
-def winners(
-    connection: sa.Connection, model: StoredModel, session_id: int | None = None, *, winograd: bool = True
-) -> dict[str, Winner]:
-    """The fastest result of each task by its key: of one session, or of all on machines like the model's target.
-
-    Results are measured ones; without `winograd` only those of direct sums.
-    """
-    keys = [entry.task.key for entry in model.manifest.tasks if entry.task.core is not None]
-    found = _fastest(connection, model, Config.key.in_(keys), session_id, winograd)
-    return {key: winner for key, (winner, _) in found.items()}
-
-
-def nearest(
-    connection: sa.Connection, model: StoredModel, session_id: int | None = None, *, winograd: bool = True
-) -> dict[str, tuple[Winner, TaskConfig]]:
-    """For each task without a result the winner of that one which is the most alike, and that task; see `likeness`."""
-    there = _fastest(connection, model, Config.kind == TaskConfig.kind, session_id, winograd)
-    known = [(winner, task) for winner, text in there.values() if isinstance(task := from_json_text(text), TaskConfig)]
-    found: dict[str, tuple[Winner, TaskConfig]] = {}
-    for entry in model.manifest.tasks:
-        task = entry.task
-        if task.core is None or task.key in there:
-            continue
-        distances = [(distance, place) for place, (_, other) in enumerate(known) if (distance := likeness(task, other))]
-        if distances:
-            found[task.key] = known[min(distances)[1]]
-    return found
-
-
-def _fastest(
-    connection: sa.Connection,
-    model: StoredModel,
-    wanted: sa.ColumnElement[bool],
-    session_id: int | None,
-    winograd: bool,
-) -> dict[str, tuple[Winner, str]]:
-    """The fastest result of each config, and the config as JSON, by key."""
-    statement = (
-        sa.select(
-            Config.key, Solver.name, FindDb.params, FindDb.time_ms, FindDb.session_id, Config.json, Environment.target
-        )
-        .join(Config, Config.id == FindDb.config_id)
-        .join(Solver, Solver.id == FindDb.solver_id)
-        .join(Session, Session.id == FindDb.session_id)
-        .join(Environment, Environment.id == Session.environment_id)
-        .where(wanted, FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
-        .where(Environment.library == "tvm", Environment.library_version == model.manifest.tvm)
-        .order_by(FindDb.time_ms.desc())
-    )
-    if session_id is not None:
-        statement = statement.where(FindDb.session_id == session_id)
-    if not winograd:
-        statement = statement.where(Solver.algorithm != "Winograd")
-    same = json.loads(model.manifest.target)
-    return {
-        key: (Winner(solver, params, float(time_ms or 0.0), session), text)
-        for key, solver, params, time_ms, session, text, target in connection.execute(statement)
-        if json.loads(target) == same
-    }
-
-
 def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
     """In how many other imports each of the model's tasks occurs, by its key."""
     others = (sa.func.count(sa.distinct(ModelConfig.model_id)) - 1).label("others")
@@ -170,3 +95,31 @@ def counts(connection: sa.Connection, model: StoredModel) -> dict[str, int]:
         .group_by(Config.key)
     )
     return {row.key: row.others for row in connection.execute(statement)}
+
+
+def tunable(
+    connection: sa.Connection, model: StoredModel, session_id: int, *, winograd: bool
+) -> dict[str, tuple[int, set[str], set[str]]]:
+    """The id of each task that solvers can run, those that apply in the session, and those that have a job, by its key."""
+    pair = SolverApplicability
+    statement = (
+        sa.select(Config.key, Config.id, Solver.name, Job.id.label("job"))
+        .select_from(pair)
+        .join(Config, Config.id == pair.config_id)
+        .join(Solver, sa.and_(Solver.id == pair.solver_id, Solver.valid.is_(True)))
+        .join(ConfigTag, sa.and_(ConfigTag.config_id == pair.config_id, ConfigTag.tag == model.tag))
+        .outerjoin(
+            Job,
+            sa.and_(Job.session_id == session_id, Job.config_id == pair.config_id, Job.solver_id == pair.solver_id),
+        )
+        .where(pair.session_id == session_id)
+    )
+    if not winograd:
+        statement = statement.where(Solver.algorithm != "Winograd")
+    found: dict[str, tuple[int, set[str], set[str]]] = {}
+    for key, config_id, solver, job in connection.execute(statement):
+        _, solvers, loaded = found.setdefault(key, (config_id, set(), set()))
+        solvers.add(solver)
+        if job is not None:
+            loaded.add(solver)
+    return found

@@ -1,13 +1,12 @@
-"""Checks a built model against ONNX's reference and times it in turn with onnxruntime. Imports TVM's runtime and onnx."""
+"""Checks a built model against ONNX's reference and times it in turn with others. Imports TVM's runtime and onnx."""
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from onnx.reference.op_run import OpRun
 from tvm import relax
 
 from tuna.errors import BadInput
+from tuna.models import others
 from tuna.models.build import tensors
 from tuna.models.importer import real_inputs
 
@@ -27,26 +27,56 @@ _SMALL = 1e-3
 _ROUND_S = 0.1
 
 
-def compare(model: Any, library: Path, seed: int, *, rivals: bool) -> dict[str, Any]:
-    """Errors by what they are against, milliseconds of CPU time of this thread by contender, milliseconds by function.
+def compare(
+    model: Any, library: Path, seed: int, *, rivals: bool, recorded: str = "", untuned: str = ""
+) -> dict[str, Any]:
+    """Errors by what they are against, milliseconds by contender, milliseconds by function.
 
-    An error is the largest over the largest magnitude of an output. With `rivals`, onnxruntime takes part where it is installed.
+    An error is the largest over the largest magnitude of an output, on random inputs and on those of the file `recorded`. With
+    `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a library built without Tuna's kernels.
     """
     inputs = _random_inputs(model, seed)
     machine, given = _loaded(library, inputs)
     ours = _answer(machine, given)
     errors = {"reference": _error(ours, _reference(model, inputs))}
+    if recorded:
+        values = _recorded(model, recorded)
+        errors["reference on recorded inputs"] = _error(_answer(*_loaded(library, values)), _reference(model, values))
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
-    if rivals and importlib.util.find_spec("onnxruntime"):
-        contenders["onnxruntime"] = run = _onnxruntime(model, inputs)
-        errors["onnxruntime"] = _error(ours, run())
-    return {"errors": errors, "times_ms": _in_turn(contenders), "shares": _shares(machine, given)}
+    absent: dict[str, str] = {}
+    for name, prepare in others.ALL.items() if rivals else ():
+        try:
+            ways = prepare(model, list(inputs.values()))
+        except others.Absent as error:
+            absent[name] = str(error)
+            continue
+        run = _best(ways)
+        errors[name] = _error(ours, run())
+        contenders[name] = run
+    if untuned:
+        plain, plain_given = _loaded(Path(untuned), inputs)
+        contenders["untuned"] = lambda: plain["main"](*plain_given)
+    cpu_ms, wall_ms = _in_turn(contenders)
+    return {
+        "errors": errors,
+        "times_ms": cpu_ms,
+        "wall_ms": wall_ms,
+        "absent": absent,
+        "shares": _shares(machine, given),
+    }
 
 
 def error_of(model: Any, library: Path, seed: int) -> float:
-    """The error against ONNX's reference alone."""
+    """The error against ONNX's reference on random inputs alone."""
     inputs = _random_inputs(model, seed)
     return _error(_answer(*_loaded(library, inputs)), _reference(model, inputs))
+
+
+def _best(ways: Sequence[Callable[[], list[Any]]]) -> Callable[[], list[Any]]:
+    """The fastest of the ways to run a rival, by CPU time."""
+    for way in ways:
+        way()
+    return min(ways, key=lambda way: min(_seconds(way, 1)[0] for _ in range(_ROUNDS)))
 
 
 def _loaded(library: Path, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -103,33 +133,43 @@ def _error(ours: list[Any], expected: list[Any]) -> float:
     return worst
 
 
-def _onnxruntime(model: Any, inputs: dict[str, Any]) -> Callable[[], list[Any]]:
-    import onnxruntime
+def _in_turn(contenders: dict[str, Callable[[], object]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """CPU times of this thread and wall times of rounds in which each runs.
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda: list(session.run(None, inputs))
-
-
-def _in_turn(contenders: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Rounds in which each runs; the median of a round's runs would hide what a round shares, so their mean is kept."""
+    The mean of a round's runs is kept: their median would hide what a round shares.
+    """
     numbers = {}
     for name, run in contenders.items():
         run()
-        numbers[name] = max(1, round(_ROUND_S / max(_thread_s(run, 1), 1e-6)))
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+        numbers[name] = max(1, round(_ROUND_S / max(_seconds(run, 1)[0], 1e-6)))
+    cpu_ms: dict[str, list[float]] = {name: [] for name in contenders}
+    wall_ms: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_ROUNDS):
         for name, run in contenders.items():
-            found[name].append(1e3 * _thread_s(run, numbers[name]) / numbers[name])
-    return found
+            cpu_s, wall_s = _seconds(run, numbers[name])
+            cpu_ms[name].append(1e3 * cpu_s / numbers[name])
+            wall_ms[name].append(1e3 * wall_s / numbers[name])
+    return cpu_ms, wall_ms
 
 
-def _thread_s(run: Callable[[], object], number: int) -> float:
-    started = time.thread_time()
+def _seconds(run: Callable[[], object], number: int) -> tuple[float, float]:
+    """CPU time of this thread and wall time of so many runs."""
+    wall_s, cpu_s = time.perf_counter(), time.thread_time()
     for _ in range(number):
         run()
-    return time.thread_time() - started
+    return time.thread_time() - cpu_s, time.perf_counter() - wall_s
+
+
+def _recorded(model: Any, path: str) -> dict[str, Any]:
+    """Inputs from an npz file with an array for each input, by name; nothing in it is executed."""
+    found = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for value in tensors(real_inputs(model)):
+            name, shape, kind = value["name"], tuple(value["shape"]), np.dtype(value["dtype"])
+            if name not in arrays or arrays[name].shape != shape or arrays[name].dtype != kind:
+                raise BadInput(f"{Path(path).name} has no array {name} of shape {shape} and type {kind}.")
+            found[name] = np.ascontiguousarray(arrays[name])
+    return found
 
 
 def _shares(machine: Any, given: list[Any]) -> dict[str, float]:

@@ -1,0 +1,67 @@
+"""Kernels that are compared inside the model, and the runtimes that are timed beside it."""
+
+from __future__ import annotations
+
+import json
+
+import nets
+import pytest
+import tvm
+from nets import Net
+from test_plan import TARGET
+
+from tuna.configs import TaskConfig
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.models import choosing, importer, others
+from tuna.models.kernels import Record
+from tuna.models.manifest import Class
+
+
+def records(task: TaskConfig, count: int) -> list[Record]:
+    params = TvmBuilder().propose(KernelJob(task, "TvmConvTile", json.dumps(TARGET), {}, 0, count))
+    return [Record("TvmConvTile", text) for text in params]
+
+
+def test_the_fastest_inside_the_model_is_chosen_among_records_and_the_prediction() -> None:
+    net, target = Net((1, 8, 6, 6)), tvm.target.Target(TARGET)
+    model = net.model(net.conv(net.relu(net.conv("x", 8, 8, 1)), 8, 8, 1))
+    module = importer.to_relax(model, "net")
+    plain, none = choosing.choose(module, {}, target, winograd=True, compare=True)
+    assert none == {}
+    planned = choosing.build.plan(module, plain, target)
+    task = next(task for task, _ in planned.tasks() if task.epilogue == ("bias",))
+    other = next(task for task, _ in planned.tasks() if task.epilogue == ("bias", "relu"))
+    known = {task.key: records(task, 3)[1:], other.key: records(other, 1)}
+    kernels, compared = choosing.choose(module, known, target, winograd=True, compare=True)
+    assert list(compared) == [task.key]  # the only record of the other one is the predicted kernel
+    found = compared[task.key]
+    assert len(found.times_ms) == 3
+    assert all(0 < time_ms < 1000 for time_ms in found.times_ms)
+    fastest = found.times_ms.index(min(found.times_ms))
+    assert found.chosen == (fastest if fastest < 2 else None)
+    kernels(task)
+    assert kernels.classes[task.key] is (Class.EXACT if found.chosen is not None else Class.PREDICTED)
+    first, nothing = choosing.choose(module, known, target, winograd=True, compare=False)
+    first(task)
+    assert (first.classes[task.key], nothing) == (Class.EXACT, {})
+
+
+def test_estimates_are_of_the_families_that_have_the_core() -> None:
+    target = tvm.target.Target(TARGET)
+    module = importer.to_relax(nets.residual(), "net")
+    kernels, _ = choosing.choose(module, {}, target, winograd=True, compare=False)
+    for task, _ in choosing.build.plan(module, kernels, target).tasks():
+        found = choosing.estimates(task, target)
+        assert bool(found) is (task.core is not None)
+        assert all(cycles > 0 for cycles in found.values())
+        assert all(name.startswith("TvmGemm" if task.core.kind == "gemm" else "TvmConv") for name in found if task.core)
+
+
+def test_a_model_that_a_rival_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(others.Absent, match="not installed"):
+        others.onnxruntime(nets.residual(), [])
+    net = Net((1, 8))
+    with pytest.raises(others.Absent, match="what Softmax is in PyTorch"):
+        others._Network(net.model(net.add("Softmax", "x")))

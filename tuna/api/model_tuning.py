@@ -1,0 +1,116 @@
+"""Models: tune the tasks of one on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tuna.api import jobs, sessions
+
+if TYPE_CHECKING:
+    from tuna.models.store import StoredModel
+    from tuna.models.tuning import Tunable, Wanted
+    from tuna.workers.session_run import Progress
+
+#: Reason of the session in which the tasks of all models are tuned, so that one that two models have is tuned once.
+SESSION = "models"
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """What tuning a model did."""
+
+    model: StoredModel
+    session_id: int
+    tasks: int  #: that solvers can run
+    known: int  #: of them, those that had a result before
+    wanted: int  #: jobs that were missing
+    added: int = 0  #: of them, those that were loaded: all, or as many as fitted into the time
+    errored: int = 0  #: jobs of the session that failed for good, once all are finished
+
+
+def tune_model(
+    name: str,
+    *,
+    candidates: int = 4,
+    winograd: bool = True,
+    minutes: float | None = None,
+    on_start: Callable[[TunedModel], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TunedModel:
+    """Tune the tasks of an imported model with workers on this machine, with emptied caches.
+
+    Each task is tuned by the solver that should win, the heaviest task first, then by others that may win; `minutes` limits the
+    time. Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second
+    call resumes. `on_start` gets what is to be done before the workers start. Raises NotFound.
+    """
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.models import choice, store, tuning
+
+    started = time.monotonic()
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+        source = choice.Source(winograd=winograd)
+        known = choice.winners(connection, model.manifest, source)
+    session = sessions.init_session("tvm", SESSION, conditions={"caches": "cold"})
+    sessions.update_solvers("tvm")
+    sessions.update_applicability(session.id, model.tag)
+    tasks = _tunable(model, session.id, winograd)
+    waiting = deque(tuning.order(tasks, candidates))
+    tuned = TunedModel(model, session.id, len(tasks), len(known), len(waiting))
+    if on_start is not None:
+        on_start(tuned)
+    if minutes is None:
+        _load(session.id, waiting, len(waiting))
+    budget = None if minutes is None else tuning.Budget(60 * minutes)
+    before: list[int] = []
+
+    def follow(state: Progress) -> None:
+        if budget is not None and waiting:
+            before.append(state.finished)
+            more = budget.more(time.monotonic() - started, state.finished - before[0], state.unfinished)
+            _load(session.id, waiting, more)
+        if on_progress is not None:
+            on_progress(state)
+
+    if budget is not None:
+        _load(session.id, waiting, budget.AHEAD)
+    errored = jobs.run(session.id, on_progress=follow).errored if tasks else 0
+    return replace(tuned, added=tuned.wanted - len(waiting), errored=errored)
+
+
+def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
+    """Make jobs of the first `count` that wait."""
+    for _ in range(min(count, len(waiting))):
+        job = waiting.popleft()
+        options = {"candidates": job.candidates}
+        jobs.load_jobs(
+            session_id, tag=None, reason=SESSION, solvers=[job.solver], options=options, config_ids=[job.config_id]
+        )
+
+
+def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunable]:
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.models import store
+    from tuna.models.process import ModelProcess
+    from tuna.models.tuning import Tunable
+
+    with reading(open_database()) as connection:
+        found = store.tunable(connection, model, session_id, winograd=winograd)
+    wanted = [entry for entry in model.manifest.tasks if entry.task.key in found]
+    if not wanted:
+        return []
+    target = model.manifest.target
+    with ModelProcess(target) as process:
+        estimated = process.call("estimate", tasks=[entry.config for entry in wanted], target=target)["cycles"]
+    tasks = []
+    for entry in wanted:
+        config_id, solvers, loaded = found[entry.task.key]
+        cycles = estimated[entry.task.key]
+        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles))
+    return tasks

@@ -1,0 +1,67 @@
+"""Built models by what they were made of, so that the same build is not done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Builds that are kept, the latest ones.
+_KEPT = 8
+_PACKAGE = Path(__file__).parents[1]
+#: Where the code is on which a build depends.
+_CODE = ("models", "libraries/tvm", "configs")
+
+
+class BuildCache:
+    """A folder of libraries and facts about them, by key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str, output: Path) -> dict[str, Any] | None:
+        """The facts of the build, whose library is copied to `output`; None if it is not there."""
+        library, facts = self._paths(key)
+        try:
+            found: dict[str, Any] = json.loads(facts.read_bytes())
+            shutil.copyfile(library, output)
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(OSError):  # in use
+            os.utime(facts)
+        return found
+
+    def keep(self, key: str, library: Path, facts: Mapping[str, Any]) -> None:
+        """Keep a build, the facts last; forgets the oldest ones."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kept_library, kept_facts = self._paths(key)
+        for source, kept in ((library.read_bytes(), kept_library), (json.dumps(facts).encode(), kept_facts)):
+            temporary = kept.with_name(f"{kept.name}.{os.getpid()}.new")
+            temporary.write_bytes(source)
+            temporary.replace(kept)
+        oldest_last = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in oldest_last[_KEPT:]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".so").unlink(missing_ok=True)
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        return self._folder / f"{key}.so", self._folder / f"{key}.json"
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The key of a build from what goes into it, and from Tuna's own code that makes it."""
+    text = json.dumps({**parts, "code": _code()}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_PACKAGE / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

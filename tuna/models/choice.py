@@ -1,0 +1,194 @@
+"""Which kernels are known for the tasks of a model: the fastest ones of each, else those of a similar task."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.configs import Config as AnyConfig
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
+from tuna.db.baselines import is_no_baseline
+from tuna.db.batches import parts
+from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
+from tuna.models.likeness import likeness
+from tuna.models.manifest import Manifest
+
+#: Of a task's candidates those up to so many times as slow as the fastest are worth a comparison, and so many of them.
+_CLOSE, _MOST = 1.4, 3
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A measured kernel of a task."""
+
+    solver: str
+    params: str
+    time_ms: float
+    session_id: int
+    job_id: int | None = None  #: None: of a golden version, or imported
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which results count: those of one session, of one golden version, or all on machines like the model's target."""
+
+    session_id: int | None = None
+    golden_id: int | None = None  #: of the row of `golden`
+    winograd: bool = True  #: without it only direct sums
+
+
+def winners(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, Winner]:
+    """The fastest result of each task by its key."""
+    return {key: found[0] for key, found in _results(connection, manifest, source, _keys(manifest)).items()}
+
+
+def finalists(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, list[Winner]]:
+    """The fastest kernels of each task by its key: the best of each solver first, then what came close to one of them."""
+    found = _results(connection, manifest, source, _keys(manifest))
+    trials = _close_trials(connection, [winner for each in found.values() for winner in each])
+    chosen = {}
+    for key, each in found.items():
+        best_ms = each[0].time_ms
+        close = [winner for winner in each if winner.time_ms <= _CLOSE * best_ms]
+        others = [trial for winner in close for trial in trials.get(winner.job_id, ()) if trial.params != winner.params]
+        others.sort(key=lambda trial: (trial.time_ms, trial.params))
+        chosen[key] = [*close, *(trial for trial in others if trial.time_ms <= _CLOSE * best_ms)][:_MOST]
+    return chosen
+
+
+def nearest(
+    connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]
+) -> dict[str, tuple[Winner, TaskConfig]]:
+    """For each task that is not among the `known` keys the winner of that one which is the most alike, and that task.
+
+    The most alike is the same layer with another epilogue or none, then one that differs in sizes alone (`likeness`).
+    """
+    there_already = set(known)
+    tasks = {entry.task.key: entry.task for entry in manifest.tasks if entry.task.core is not None}
+    missing = {key: task for key, task in tasks.items() if key not in there_already}
+    if not missing:
+        return {}
+    there = _others(connection, manifest, source, [task.core for task in missing.values() if task.core])
+    chosen: dict[str, tuple[str, TaskConfig]] = {}
+    for key, task in missing.items():
+        distances = [
+            (distance, other_key, other)
+            for other_key, other in there
+            if other_key != key and (distance := _distance(task, other)) is not None
+        ]
+        if distances:
+            _, other_key, other = min(distances, key=lambda entry: entry[:2])
+            chosen[key] = other_key, other
+    found = _results(connection, manifest, source, {other_key for other_key, _ in chosen.values()})
+    return {key: (found[other_key][0], other) for key, (other_key, other) in chosen.items() if other_key in found}
+
+
+def _distance(task: TaskConfig, other: TaskConfig) -> float | None:
+    if (task.core, task.layouts) == (other.core, other.layouts):
+        return 0.0
+    return likeness(task, other)
+
+
+def _keys(manifest: Manifest) -> set[str]:
+    return {entry.task.key for entry in manifest.tasks}
+
+
+def _others(
+    connection: sa.Connection, manifest: Manifest, source: Source, cores: Sequence[ConvConfig | GemmConfig]
+) -> list[tuple[str, TaskConfig]]:
+    """All tasks that have a result, and the bare layers among `cores` that have one, as tasks; with their keys."""
+    wanted = sa.or_(Config.kind == TaskConfig.kind, Config.key.in_({core.key for core in cores}))
+    columns = (Config.key, Config.json, Environment.target, Environment.conditions)
+    found = {}
+    for row in connection.execute(_select(manifest, source, columns).where(wanted).distinct()):
+        if json.loads(row.target) == json.loads(manifest.target):
+            task = _as_task(from_json_text(row.json), row.conditions or {})
+            if task is not None:
+                found[row.key] = task
+    return sorted(found.items())
+
+
+def _as_task(config: AnyConfig, conditions: Mapping[str, Any]) -> TaskConfig | None:
+    if isinstance(config, TaskConfig):
+        return config if config.core is not None else None
+    assert isinstance(config, ConvConfig | GemmConfig)
+    layouts = str(conditions.get("layouts", "layer"))
+    return TaskConfig(core=config, layouts=layouts)
+
+
+def _results(
+    connection: sa.Connection, manifest: Manifest, source: Source, keys: Iterable[str]
+) -> dict[str, list[Winner]]:
+    """The best result of each solver of these configs, the fastest first.
+
+    Results with emptied caches count alone where there are any: such is a model, and other times cannot be compared with them.
+    """
+    table = FindDb if source.golden_id is None else GoldenEntry
+    job_id = FindDb.job_id if source.golden_id is None else sa.null().label("job_id")
+    columns: list[Any] = [Config.key, Solver.name, table.params, table.time_ms, table.session_id, job_id]
+    columns += [Environment.target, Environment.conditions]
+    same = json.loads(manifest.target)
+    found: dict[str, dict[tuple[bool, str], Winner]] = defaultdict(dict)
+    for part in parts(sorted(keys)):
+        for row in connection.execute(_select(manifest, source, columns).where(Config.key.in_(part))):
+            if json.loads(row.target) == same:
+                place = (row.conditions or {}).get("caches") == "cold", row.name
+                winner = Winner(row.name, row.params, float(row.time_ms), row.session_id, row.job_id)
+                there = found[row.key].get(place)
+                if there is None or (winner.time_ms, winner.params) < (there.time_ms, there.params):
+                    found[row.key][place] = winner
+    return {key: _fastest_first(each) for key, each in found.items()}
+
+
+def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:
+    cold = any(is_cold for is_cold, _ in found)
+    alike = [winner for (is_cold, _), winner in found.items() if is_cold == cold]
+    return sorted(alike, key=lambda winner: (winner.time_ms, winner.solver))
+
+
+def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Select[Any]:
+    """Measured results of TVM's version, by config; index uq_find_db or that of golden_entry, then primary keys."""
+    if source.golden_id is None:
+        statement = (
+            sa.select(*columns)
+            .select_from(FindDb)
+            .join(Config, Config.id == FindDb.config_id)
+            .join(Solver, Solver.id == FindDb.solver_id)
+            .join(Session, Session.id == FindDb.session_id)
+            .join(Environment, Environment.id == Session.environment_id)
+            .where(FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
+        )
+        if source.session_id is not None:
+            statement = statement.where(FindDb.session_id == source.session_id)
+    else:
+        statement = (
+            sa.select(*columns)
+            .select_from(GoldenEntry)
+            .join(Config, Config.id == GoldenEntry.config_id)
+            .join(Solver, Solver.id == GoldenEntry.solver_id)
+            .join(Environment, Environment.id == GoldenEntry.environment_id)
+            .where(GoldenEntry.golden_id == source.golden_id)
+        )
+    if not source.winograd:
+        statement = statement.where(Solver.algorithm != "Winograd")
+    return statement.where(Environment.library == "tvm", Environment.library_version == manifest.tvm)
+
+
+def _close_trials(connection: sa.Connection, found: Sequence[Winner]) -> dict[int | None, list[Winner]]:
+    """Good trials of the winners' jobs, by job."""
+    by_job = {winner.job_id: winner for winner in found if winner.job_id is not None}
+    trials: dict[int | None, list[Winner]] = defaultdict(list)
+    for part in parts(sorted(by_job)):
+        statement = sa.select(Trial.job_id, Trial.params, Trial.time_ms).where(
+            Trial.job_id.in_(part), Trial.cause.is_(None), Trial.time_ms > 0, Trial.params.is_not(None)
+        )
+        for row in connection.execute(statement):
+            job = by_job[row.job_id]
+            trial = Winner(job.solver, row.params or "", float(row.time_ms or 0.0), job.session_id, row.job_id)
+            trials[row.job_id].append(trial)
+    return trials

@@ -1,0 +1,90 @@
+"""The kernel of each task among those that are known: by estimate, and by comparing them inside the model. Imports TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from tuna.configs import GemmConfig, TaskConfig
+from tuna.libraries.tvm import problems
+from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.solvers import FAMILIES
+from tuna.models import build, in_model
+from tuna.models.emit import Chosen
+from tuna.models.kernels import Kernels, Record
+from tuna.models.manifest import Class
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The kernels of a task inside the model."""
+
+    times_ms: list[float]  #: of each; where the predicted kernel took part as another program, it is the last
+    chosen: int | None  #: index of the fastest among the task's records; None: the predicted one
+
+
+def estimates(task: TaskConfig, target: Any) -> dict[str, float]:
+    """Cycles of the best point of each solver whose family has the task's core, by estimate."""
+    found = {}
+    for row in FAMILIES if task.core is not None else ():
+        gemm = row.family == "gemm"
+        if gemm is not isinstance(task.core, GemmConfig):
+            continue
+        problem = problems.with_family(task, row.family, Mode(task.layouts), target)
+        if problem is not None and problem.count(1):
+            points = problem.family.space(problem.layer)
+            found[row.name] = float(problem.family.cycles(problem.layer, points[0]))
+    return found
+
+
+def choose(
+    module: tvm.IRModule, records: Mapping[str, Sequence[Record]], target: Any, *, winograd: bool, compare: bool
+) -> tuple[Kernels, dict[str, Compared]]:
+    """The kernels for an imported module, and what the comparison found by task key.
+
+    `records` are the best first. With `compare` those of a task and the predicted kernel are timed inside the model where they
+    are different programs; without, and where there is nothing to compare, the first record counts.
+    """
+    first = Kernels(target, {key: found[0] for key, found in records.items()}, winograd=winograd)
+    if not compare or not records:
+        return first, {}
+    planned = build.plan(module, first, target)
+    rivals = {}
+    for task, _ in planned.tasks():
+        if first.classes.get(task.key) is Class.EXACT:
+            rivals[task.key] = _different(task, records[task.key], first, target, winograd=winograd)
+    contested = {key: [kernel for _, kernel in found] for key, found in rivals.items() if len(found) > 1}
+    if not contested:
+        return first, {}
+    chosen, compared = {key: found[0] for key, found in records.items()}, {}
+    for key, times in in_model.times_ms(planned, contested, target).items():
+        record, _ = rivals[key][times.index(min(times))]
+        if record is None:
+            del chosen[key]
+        else:
+            chosen[key] = record
+        compared[key] = Compared(times, None if record is None else list(records[key]).index(record))
+    final = Kernels(target, chosen, winograd=winograd)
+    final.refused.update(first.refused)
+    return final, compared
+
+
+def _different(
+    task: TaskConfig, records: Sequence[Record], first: Kernels, target: Any, *, winograd: bool
+) -> list[tuple[Record | None, Chosen]]:
+    """Programs that compute the task, with their records; None for the predicted one, if no record has it."""
+    found: list[tuple[Record | None, Chosen]] = []
+    for record in (*records, None):
+        kernels = (
+            first if record is records[0] else Kernels(target, {task.key: record} if record else {}, winograd=winograd)
+        )
+        kernel = kernels(task)
+        wanted = Class.PREDICTED if record is None else Class.EXACT
+        if kernel is None or kernels.classes[task.key] is not wanted:
+            continue
+        if not any(in_model.same(kernel, other) for _, other in found):
+            found.append((record, kernel))
+    return found

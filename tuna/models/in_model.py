@@ -1,0 +1,156 @@
+"""Times kernels of tasks where they will run: inside the model, in turn. Imports TVM.
+
+A kernel that is called again and again finds its weights in the cache; in a model the other layers' weights have taken their
+place. So the last choice between the few best kernels of a task is made here: the model is run with them in turn, each call
+with its own weights, and the CPU time of each call is taken.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna.models.build import Planned, executable
+from tuna.models.emit import Chosen
+
+_PREFIX = "tuna.in_model."
+#: Times that the model is run with each kernel of a task, and seconds after which there are no more than the fewest.
+_MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
+
+
+def times_ms(planned: Planned, kernels: Mapping[str, Sequence[Chosen]], target: Any) -> dict[str, list[float]]:
+    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the calls' CPU times.
+
+    The model is computed on random inputs. `kernels` have two or more for each task; other tasks stay as they were planned.
+    """
+    tasks = {name: task for name, task in planned.functions.items() if task.key in kernels}
+    calls = {name: _Calls(task, kernels[task.key], target) for name, task in tasks.items()}
+    for name, call in calls.items():
+        tvm_ffi.register_global_func(_PREFIX + name, call, override=True)
+    machine = relax.VirtualMachine(executable(_with_calls(planned.module, set(tasks)), target), tvm.cpu())
+    given = _random_inputs(planned.module["main"])
+    order, started = np.random.default_rng(0), time.perf_counter()
+    most = max(len(found) for found in kernels.values())
+    machine["main"](*given)
+    for done in range(_MOST):
+        if done >= _FEWEST and time.perf_counter() - started > _BUDGET_S:
+            break
+        for call in calls.values():
+            call.shuffle(order, most)
+        for turn in range(most):
+            for call in calls.values():
+                call.take_turn(turn)
+            machine["main"](*given)
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for name, task in tasks.items():
+        found[task.key].append([_lower(times) for times in calls[name].spent_ms])
+    return {key: [statistics.fmean(column) for column in zip(*rows, strict=True)] for key, rows in found.items()}
+
+
+class _Calls:
+    """A function of the model that is computed by one kernel of several, in turn."""
+
+    def __init__(self, task: TaskConfig, kernels: Sequence[Chosen], target: Any) -> None:
+        self._functions = [_compiled(kernel.function, target) for kernel in kernels]
+        weights = _random_weights(task)
+        self._packed = [kernel.pack(weights) for kernel in kernels]
+        self._weights: dict[tuple[int, int], Any] = {}
+        self._turns = list(range(len(kernels)))
+        self._now = 0
+        self._measured = False
+        self.spent_ms: list[list[float]] = [[] for _ in kernels]
+
+    def shuffle(self, order: np.random.Generator, most: int) -> None:
+        """Another order, in which each has its turn within `most`."""
+        self._turns = [int(index) for index in order.permutation(most) % len(self._functions)]
+
+    def take_turn(self, turn: int) -> None:
+        """The next run of the model is with this one."""
+        self._now, self._measured = self._turns[turn], True
+
+    def __call__(self, x: Any, weights: Any, *others: Any) -> None:
+        own = self._own(weights)
+        started = time.thread_time_ns()
+        self._functions[self._now](x, own, *others)
+        if self._measured:
+            self.spent_ms[self._now].append((time.thread_time_ns() - started) / 1e6)
+
+    def _own(self, weights: Any) -> Any:
+        """Weights of this call and kernel alone, as the model would have them."""
+        place = self._now, int(np.from_dlpack(weights).ctypes.data)
+        if place not in self._weights:
+            self._weights[place] = tvm.runtime.tensor(self._packed[self._now])
+        return self._weights[place]
+
+
+def same(one: Chosen, other: Chosen) -> bool:
+    """Whether two kernels are the same program."""
+    return bool(tvm_ffi.structural_equal(_plain(one.function), _plain(other.function)))
+
+
+def _plain(function: Any) -> Any:
+    return function.with_attr("global_symbol", "main")
+
+
+def _compiled(function: Any, target: Any) -> Any:
+    return tvm.tirx.build(tvm.IRModule({"main": _plain(function)}), target=target)["main"]
+
+
+def _with_calls(module: tvm.IRModule, names: set[str]) -> tvm.IRModule:
+    """The module with calls of global functions in the place of these functions."""
+    main = module["main"]
+    blocks = [_replaced(block, names) for block in main.body.blocks]
+    body = relax.SeqExpr(blocks, main.body.body)
+    changed = relax.Function(main.params, body, main.ret_ty, is_pure=False, attrs=main.attrs)
+    kept = {var: func for var, func in module.functions.items() if var.name_hint not in {*names, "main"}}
+    return tvm.IRModule({**kept, module.get_global_var("main"): changed})
+
+
+def _replaced(block: Any, names: set[str]) -> Any:
+    bindings = []
+    for binding in block.bindings:
+        value = binding.value
+        if _called(value) in names:
+            call = relax.op.call_dps_packed(_PREFIX + _called(value), value.args[1], value.ty_args[0])
+            binding = relax.VarBinding(binding.var, call)
+        bindings.append(binding)
+    return type(block)(bindings)
+
+
+def _called(value: Any) -> str:
+    """The name of the function that a `call_tir` calls, empty for anything else."""
+    if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
+        return str(value.args[0].name_hint)
+    return ""
+
+
+def _random_inputs(main: Any) -> list[Any]:
+    generator = np.random.default_rng(0)
+    shapes = [([int(extent) for extent in param.ty.shape], str(param.ty.dtype)) for param in main.params]
+    return [tvm.runtime.tensor(generator.standard_normal(shape).astype(dtype)) for shape, dtype in shapes]
+
+
+def _random_weights(task: TaskConfig) -> np.ndarray:
+    """Of the task's core, so small that values keep their magnitude through the model."""
+    core, shape = task.core, tuple[int, ...]()
+    if isinstance(core, GemmConfig):
+        shape, terms = (core.k, core.n), core.k
+    else:
+        assert isinstance(core, ConvConfig)
+        taps = (core.in_channels // core.group_count, core.fil_h, core.fil_w)
+        shape, terms = (core.out_channels, *taps), taps[0] * taps[1] * taps[2]
+    return np.random.default_rng(0).normal(0.0, (2.0 / terms) ** 0.5, shape).astype(np.float32)
+
+
+def _lower(times_ms: Sequence[float]) -> float:
+    """The lower quartile: neighbours only ever make a call slower."""
+    return sorted(times_ms)[len(times_ms) // 4]
