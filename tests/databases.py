@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import uuid
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -53,7 +54,8 @@ class MariadbDatabase:
         self._base = sa.make_url(server_url)
         self._server = make_engine(server_url)
         self._name = f"tuna_{uuid.uuid4().hex[:12]}"
-        self._schema: dict[str, str] = {}  # CREATE statements by table
+        self._schema: list[tuple[Any, ...]] = []  # what the migration made
+        self._tables: list[str] = []
 
     def renew(self) -> str:
         """The URL of the database, with the current schema and no rows but the migrations'."""
@@ -64,7 +66,8 @@ class MariadbDatabase:
                 schema.upgrade(engine)
                 engine.dispose()
                 connection.exec_driver_sql(f"USE {self._name}")
-                self._schema = _create_statements(connection)
+                self._schema = _columns_and_keys(connection)
+                self._tables = list(_next_numbers(connection))
         return self._url()
 
     def drop(self) -> None:
@@ -85,9 +88,9 @@ class MariadbDatabase:
             with contextlib.suppress(DBAPIError):  # gone by itself
                 connection.exec_driver_sql(f"KILL {number}")
         connection.exec_driver_sql(f"USE {self._name}")
-        if _create_statements(connection).keys() != self._schema.keys():
-            return False
         connection.exec_driver_sql("SET foreign_key_checks = 0")
+        if _columns_and_keys(connection) != self._schema:
+            return False
         for table, rows in self._rows(connection).items():
             if table == "alembic_version":
                 continue
@@ -97,28 +100,39 @@ class MariadbDatabase:
                 connection.exec_driver_sql(f"DELETE FROM `{table}`")
         connection.exec_driver_sql("INSERT INTO installation (id, namespace, secret) VALUES (1, %s, %s)", _identity())
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = %s", (schema.HEAD,))
-        return self._numbered_anew(connection)
+        for table, number in _next_numbers(connection).items():
+            if number not in (None, 1):
+                connection.exec_driver_sql(f"ALTER TABLE `{table}` AUTO_INCREMENT = 1")
+        return True
 
     def _rows(self, connection: sa.Connection) -> dict[str, int]:
         """How many rows each table has, counted to a little beyond _MANY_ROWS."""
         counts = (
             f"SELECT '{table}', count(*) FROM (SELECT 1 FROM `{table}` LIMIT {_MANY_ROWS + 1}) some"
-            for table in self._schema
+            for table in self._tables
         )
         return dict(connection.exec_driver_sql(" UNION ALL ".join(counts)).all())
 
-    def _numbered_anew(self, connection: sa.Connection) -> bool:
-        """Let each table count from 1 again; whether all are then what the migration made."""
-        for table, statement in _create_statements(connection).items():
-            if statement != self._schema[table]:
-                connection.exec_driver_sql(f"ALTER TABLE `{table}` AUTO_INCREMENT = 1")
-        return _create_statements(connection) == self._schema
+
+def _columns_and_keys(connection: sa.Connection) -> list[tuple[Any, ...]]:
+    """All columns, and all indexes and keys with theirs."""
+    found: list[tuple[Any, ...]] = []
+    for query in (
+        "SELECT table_name, column_name, column_type, is_nullable, column_default, extra "
+        "FROM information_schema.columns WHERE table_schema = database()",
+        "SELECT table_name, index_name, non_unique, seq_in_index, column_name "
+        "FROM information_schema.statistics WHERE table_schema = database()",
+        "SELECT table_name, constraint_name, constraint_type, NULL "
+        "FROM information_schema.table_constraints WHERE table_schema = database()",
+    ):
+        found += sorted(map(tuple, connection.exec_driver_sql(query).all()), key=repr)
+    return found
 
 
-def _create_statements(connection: sa.Connection) -> dict[str, str]:
-    """What makes each table, with the next number that it gives."""
-    tables = connection.exec_driver_sql("SHOW TABLES").scalars().all()
-    return {table: connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").one()[1] for table in tables}
+def _next_numbers(connection: sa.Connection) -> dict[str, int | None]:
+    """The number that each table gives next; None if it gives none."""
+    query = "SELECT table_name, auto_increment FROM information_schema.tables WHERE table_schema = database()"
+    return dict(connection.exec_driver_sql(query).all())
 
 
 def _identity() -> tuple[str, str]:

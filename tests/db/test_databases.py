@@ -13,12 +13,13 @@ from tuna.db import schema
 from tuna.db.engine import make_engine, writing
 
 _HARM = (
-    "SELECT 1",
-    "ALTER TABLE job ADD COLUMN more INTEGER",
-    "CREATE TABLE more (id INTEGER)",
-    "UPDATE alembic_version SET version_num = '9999'",
-    "DELETE FROM installation",
-    "INSERT INTO kernel (digest, `blob`, size_bytes) SELECT seq, '', 0 FROM seq_1_to_3000",
+    ("ALTER TABLE job ADD COLUMN more INTEGER",),
+    ("CREATE TABLE more (id INTEGER)",),
+    (
+        "UPDATE alembic_version SET version_num = '9999'",
+        "DELETE FROM installation",
+        "INSERT INTO kernel (digest, `blob`, size_bytes) SELECT seq, '', 0 FROM seq_1_to_3000",
+    ),
 )
 
 
@@ -52,7 +53,8 @@ def test_a_mariadb_that_was_used_is_given_as_a_migrated_one(mariadb_url: str) ->
         with engine.connect() as connection:
             tuned_network(DatabaseBuilder(connection))
             connection.commit()
-            connection.exec_driver_sql(harm)
+            for statement in harm:
+                connection.exec_driver_sql(statement)
             connection.commit()
         engine.dispose()
         engine = make_engine(database.renew())

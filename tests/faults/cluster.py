@@ -66,7 +66,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis"):
-            (self.folder / name).mkdir(parents=True)
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         about = self.folder / "plugin" / "faults-1.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
         (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")

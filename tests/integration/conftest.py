@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from processes import Processes
+from processes import Processes, stop_redis
 
 from tuna.db.engine import make_engine
-from tuna.pipeline.connection import ensure_services
 from tuna.settings import get_settings
 
 
@@ -27,4 +26,4 @@ def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
     made = Processes(tuna_home)
     yield made
     made.kill_all()
-    ensure_services(get_settings())  # its release, at the end of `tuna_home`, stops the Redis that they left
+    stop_redis()

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import psutil
 
+from tuna.embedded_redis import socket_path
+from tuna.pipeline.connection import ensure_services, release_services
+from tuna.settings import get_settings
+from tuna.testing.servers import wait_until
+
 
 class Processes:
     """Coordinator and workers as programs of their own, as a person starts them."""
@@ -43,3 +48,15 @@ class Processes:
                 for child in [*process.children(recursive=True), process]:
                     child.kill()
             process.wait()
+
+
+def stop_redis() -> None:
+    """Stop the embedded Redis that processes left, as soon as the last of them is gone: a killed one takes its time."""
+    settings = get_settings()
+
+    def stopped() -> bool:
+        ensure_services(settings)
+        release_services(settings)
+        return not socket_path(settings.run_dir).exists()
+
+    wait_until(stopped, 20, "end of Redis")

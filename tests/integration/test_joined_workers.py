@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import psutil
 import pytest
 import redis
 import sqlalchemy as sa
+from command_lines import Ended
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes
 
@@ -36,27 +35,22 @@ def url(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield found
 
 
-def _tuna(*words: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "tuna", *words], check=True, stdout=subprocess.PIPE, text=True, timeout=60
-    ).stdout.strip()
-
-
 def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     url: str,
     engine: sa.Engine,
     processes: Processes,
     eventually: Eventually,
+    type_in: Callable[..., Ended],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_jobs(engine, 3, options={"sleep_s": 0.5})  # on a busy machine a revocation takes its time too
+    make_jobs(engine, 2, options={"sleep_s": 0.4})  # on a busy machine a revocation takes its time too
     processes.coordinator()
     admin: redis.Redis = redis.Redis.from_url(os.environ["TUNA_BROKER_URL"])
 
     def joined(role: str) -> psutil.Popen:
         """A worker that knows its token's line and nothing else of this installation."""
-        line = _tuna("token", "create", "--role", role, "--url", url)
+        line = type_in("tuna", "token", "create", "--role", role, "--url", url).out.strip()
         with monkeypatch.context() as its:
             for name in [name for name in os.environ if name.startswith("TUNA_")]:
                 its.delenv(name)
@@ -71,14 +65,14 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     with reading(engine) as connection:
         member = next(worker.name for worker in members.members(connection) if worker.role == "eval")
     assert any(member in user for user in admin.acl_users())
-    _tuna("workers", "revoke", member)
+    assert type_in("tuna", "workers", "revoke", member).code == 0
     done = {job for job, step, _ in accepted(engine) if step == "measure"}
     assert not any(member in user for user in admin.acl_users())
-    assert len(done) < 30, "it was put out too late to show anything"
+    assert len(done) < 20, "it was put out too late to show anything"
     assert victim.wait(30) is not None, "a worker that was put out ends by itself"
 
     heir = joined("eval")
-    eventually(lambda: states(engine) == {"evaluated": 30}, 60)
+    eventually(lambda: states(engine) == {"evaluated": 20}, 60)
     assert {count for *_, count in accepted(engine)} == {1}
     with reading(engine) as connection:
         rows = connection.execute(

@@ -9,20 +9,22 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_lines import Ended
+from shared_data import DRILLS
 
 ROOT = Path(__file__).parent.parent.parent
 LAYERS = """\
 ./bin/MIOpenDriver conv -n 1 -c 16 -H 10 -W 10 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1
-./bin/MIOpenDriver conv -n 1 -c 8 -H 12 -W 12 -k 16 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -g 2 -F 1
 ./bin/MIOpenDriver gemm -m 32 -n 48 -k 16
 """
-CANDIDATES = 2
-#: The tile and three of Winograd for the first layer, the tile for the grouped one and for the GEMM; each layer untuned.
-JOBS = 4 + 1 + 1 + 3
-TRIALS = 6 * CANDIDATES + 3
+CANDIDATES = DRILLS
+#: The tile and three of Winograd for the first layer, the tile for the GEMM; each layer untuned.
+JOBS = 4 + 1 + 2
+TRIALS = 5 * CANDIDATES + 2
 
 
 def _need(what: str, there: bool) -> None:
@@ -47,25 +49,28 @@ def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_layers_are_tuned_exported_and_used_by_plain_tvm(tmp_path: Path) -> None:
+def test_layers_are_tuned_exported_and_used_by_plain_tvm(
+    home: Path, type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
     _need("TVM", importlib.util.find_spec("tvm") is not None)
     _need("a C++ compiler", shutil.which("g++") is not None)
-    home = tmp_path / "home"
     (tmp_path / "layers.txt").write_text(LAYERS)
-    fish, load, export = ([sys.executable, ROOT / f"{name}.py"] for name in ("go_fish", "load_job", "export_db"))
 
-    _run(home, *fish, "tvm", "--init_session", "-l", "test")
-    _run(home, *fish, "tvm", "import_configs", "-t", "small", "-f", "layers.txt")
-    _run(home, *fish, "tvm", "--update_solvers")
-    _run(home, *fish, "tvm", "--update_applicability", "--session_id", "1")
-    loaded = _run(
-        home, *load, "--session_id", "1", "-t", "small", "--fin_steps", "compile,eval", "-o", "-l", "test",
-        "--candidates", str(CANDIDATES),
-    )  # fmt: skip
-    assert loaded.stdout == f"New jobs added: {JOBS}\n"
-    _run(home, *fish, "tvm", "--session_id", "1", "--execute")
+    def good(program: str, *words: str) -> str:
+        ended = type_in(program, *words)
+        assert ended.code == 0, ended
+        return ended.out
 
-    status = json.loads(_run(home, sys.executable, "-m", "tuna", "status", "--json").stdout)[0]
+    good("go_fish", "tvm", "--init_session", "-l", "test")
+    good("go_fish", "tvm", "import_configs", "-t", "small", "-f", "layers.txt")
+    good("go_fish", "tvm", "--update_solvers")
+    good("go_fish", "tvm", "--update_applicability", "--session_id", "1")
+    steps = ("--fin_steps", "compile,eval", "--candidates", str(CANDIDATES))
+    loaded = good("load_job", "--session_id", "1", "-t", "small", *steps, "-o", "-l", "test")
+    assert loaded == f"New jobs added: {JOBS}\n"
+    _run(home, sys.executable, ROOT / "go_fish.py", "tvm", "--session_id", "1", "--execute")
+
+    status = json.loads(good("tuna", "status", "--json"))[0]
     assert set(status["jobs"]) == {"evaluated"}
     assert status["failures"] == []
     with sqlite3.connect(home / "tuna.sqlite") as connection:
@@ -76,16 +81,14 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(tmp_path: Path) -> None
     assert 0 < trials[2] < 1e-4
 
     before = (home / "tuna.sqlite").stat().st_mtime_ns
-    _run(home, sys.executable, "-m", "tuna", "run", "--session-id", "1")
+    good("tuna", "run", "--session-id", "1")
     assert (home / "tuna.sqlite").stat().st_mtime_ns == before, "a second run measured something again"
 
-    paths = [
-        Path(_run(home, *export, "--session_id", "1", flag).stdout.splitlines()[-1]) for flag in ("-p", "-f", "-k")
-    ]
+    paths = [Path(good("export_db", "--session_id", "1", flag).splitlines()[-1]) for flag in ("-p", "-f", "-k")]
     assert [path.suffixes[-1] for path in paths] == [".db", ".txt", ".kdb"]
-    folder = _run(home, *export, "--session_id", "1", "--tvm_db").stdout.splitlines()[-1]
+    folder = good("export_db", "--session_id", "1", "--tvm_db").splitlines()[-1]
     used = _run(home, sys.executable, ROOT / "examples" / "use_exported_db.py", folder)
-    assert len(used.stdout.splitlines()) == 1 + 3
+    assert len(used.stdout.splitlines()) == 1 + 2
     assert "WRONG" not in used.stdout
-    page = _run(home, sys.executable, "-m", "tuna", "report", "--session-id", "1", "-o", "report.html")
-    assert "TvmGemmTile" in Path(home.parent, page.stdout.splitlines()[-1]).read_text()
+    page = good("tuna", "report", "--session-id", "1", "-o", "report.html")
+    assert "TvmGemmTile" in Path(page.splitlines()[-1]).read_text()

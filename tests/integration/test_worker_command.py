@@ -48,12 +48,25 @@ def _failures(engine: sa.Engine) -> int:
         return connection.execute(sa.select(sa.func.sum(Job.failures))).scalar_one()
 
 
-def test_once_leaves_when_the_work_is_done(engine: sa.Engine, processes: Processes, eventually: Eventually) -> None:
+def test_once_leaves_when_the_work_is_done_with_hooks_around_it_and_artifacts_where_the_coordinator_says(
+    engine: sa.Engine,
+    processes: Processes,
+    eventually: Eventually,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make_jobs(engine, 1, steps="build")
-    processes.coordinator()
+    with monkeypatch.context() as there:
+        there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
+        coordinator = processes.coordinator()
     eventually(lambda: states(engine) == {"compile_queued": 10}, 60)
+    monkeypatch.setenv("TUNA_BEFORE_WORKER", f"sh -c 'echo before >> {tmp_path}/said'")
+    monkeypatch.setenv("TUNA_AFTER_WORKER", f"sh -c 'echo after >> {tmp_path}/said'")
     assert processes.start("tuna", "worker", "compile", "--once").wait(60) == 0
-    eventually(lambda: states(engine) == {"compiled": 10}, 20)
+    assert (tmp_path / "said").read_text().split() == ["before", "after"]
+    assert coordinator.wait(60) == 0
+    assert states(engine) == {"compiled": 10}
+    assert _failures(engine) == 0
 
 
 def test_what_ends_within_the_bound_is_finished(
@@ -89,19 +102,6 @@ def test_what_does_not_is_given_back_and_costs_no_attempt(
     second.send_signal(signal.SIGTERM)
     second.wait(20)
     assert {count for *_, count in accepted(engine)} == {1}
-
-
-def test_a_worker_learns_from_the_coordinator_where_the_artifacts_are(
-    engine: sa.Engine, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_jobs(engine, 1, steps="build")
-    with monkeypatch.context() as there:
-        there.setenv("TUNA_ARTIFACTS_URL", (tmp_path / "mount").as_uri())
-        coordinator = processes.coordinator()
-    processes.start("tuna", "worker", "compile")
-    assert coordinator.wait(60) == 0
-    assert states(engine) == {"compiled": 10}
-    assert _failures(engine) == 0
 
 
 def test_where_the_artifacts_are_not_mounted_work_is_refused_and_no_job_is_charged(
@@ -191,12 +191,3 @@ def test_a_failing_hook_keeps_the_worker_from_starting(
     monkeypatch.setenv("TUNA_BEFORE_WORKER", "sh -c 'echo the card is too hot; exit 3'")
     assert processes.start("tuna", "worker", "compile").wait(20) == 5
     assert "TUNA_BEFORE_WORKER failed with exit code 3. the card is too hot" in (tuna_home / "log").read_text()
-
-
-def test_the_hooks_run_around_the_worker(
-    engine: sa.Engine, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUNA_BEFORE_WORKER", f"sh -c 'echo before >> {tmp_path}/said'")
-    monkeypatch.setenv("TUNA_AFTER_WORKER", f"sh -c 'echo after >> {tmp_path}/said'")
-    assert processes.start("tuna", "worker", "compile", "--once").wait(40) == 0
-    assert (tmp_path / "said").read_text().split() == ["before", "after"]

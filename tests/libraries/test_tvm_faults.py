@@ -20,7 +20,7 @@ pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts 
 
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.
-ENTRY = "#include <stdlib.h>\n#include <string.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) {{ {body} }}\n"
+ENTRY = "#include <stdlib.h>\n#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) {{ {body} }}\n"
 GCC = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")
 
 
@@ -53,7 +53,7 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     candidates = [
         first,
         bad_library(bench, tmp_path, "*(volatile int *)0 = 1; return 0;"),
-        bad_library(bench, tmp_path, "for (;;) {}"),
+        bad_library(bench, tmp_path, "for (;;) pause();"),
         bad_library(bench, tmp_path, eat),
         bad_library(bench, tmp_path, "return 0;"),
         other,
@@ -61,7 +61,7 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
         bench.context.artifacts.put(b"not a library"),
         last,
     ]
-    result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=15)
+    result = bench.evaluate(conv(), NCHW, candidates, measure_timeout_s=10)
     causes = [trial.cause for trial in result.trials]
     errors = [Cause.RUN_ERROR, Cause.RUN_TIMEOUT, Cause.RUN_ERROR, Cause.WRONG_RESULT, Cause.WRONG_RESULT]
     assert causes == [None, *errors, Cause.RUN_ERROR, Cause.RUN_ERROR, None]
@@ -96,20 +96,15 @@ def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench, damage: str)
     place.unlink(missing_ok=True)
 
 
-def test_an_artifact_may_be_evaluated_again_in_the_same_worker(new_bench: Callable[[], Bench]) -> None:
-    """A retry must not write over the library that the child has mapped."""
-    bench = new_bench()
-    candidates = good_candidates(bench)
-    for _ in range(3):
-        result = bench.evaluate(conv(), NCHW, [*candidates, candidates[0]])
-        assert [trial.cause for trial in result.trials] == [None, None, None]
-    assert bench.library._evaluator is not None
-    assert bench.library._evaluator.starts == 1
-
-
 def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(bench: Bench) -> None:
-    candidates = good_candidates(bench)
-    result = bench.evaluate(conv(), NCHW, [candidates[0], candidates[0]])
+    """And an artifact may be evaluated again: a retry must not write over the library that the child has mapped."""
+    candidate = good_candidates(bench)[0]
+    assert bench.evaluate(conv(), NCHW, [candidate]).trials[0].cause is None
+    assert bench.library._evaluator is not None
+    starts = bench.library._evaluator.starts
+    result = bench.evaluate(conv(), NCHW, [candidate, candidate])
+    assert bench.library._evaluator.starts == starts
+    assert [trial.cause for trial in result.trials] == [None, None]
     best = min(result.trials, key=lambda trial: trial.time_ms or 0)
     assert len(best.times_ms) >= 3 * 3  # in three processes, three times at least
     for trial in result.trials:
@@ -158,11 +153,11 @@ def test_a_build_that_dies_or_hangs_is_one_failed_trial_and_the_rest_are_what_th
     cause: Cause,
     word: str,
 ) -> None:
-    expected = bench.compile(conv(), NCHW, candidates=3)
+    expected = bench.compile(conv(), NCHW)
     fake_linker(tmp_path, monkeypatch, accident)
     unlucky = new_bench()
-    result = unlucky.compile(conv(), NCHW, candidates=3, build_timeout_s=10)
-    assert [trial.cause for trial in result.trials] == [cause, None, None]
+    result = unlucky.compile(conv(), NCHW, build_timeout_s=5)
+    assert [trial.cause for trial in result.trials] == [cause, None]
     assert word in result.trials[0].output_tail
     assert result.trials[0].params == expected.trials[0].params
     assert good(result.trials) == good(expected.trials)[1:]

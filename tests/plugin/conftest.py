@@ -33,10 +33,10 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path]
 
 @pytest.fixture
 def run_module() -> Callable[..., str]:
-    """`run_module(folder, "tuna", ...)`: what `python -m tuna ...` prints in `folder`."""
+    """`run_module(folder, "tuna", ...)`: what `python -m tuna ...`, or `python -c ...`, prints in `folder`."""
 
     def run(folder: Path, *words: str) -> str:
-        command = [sys.executable, "-m", *words]
+        command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
