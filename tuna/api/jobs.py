@@ -122,17 +122,19 @@ def run(
     *,
     processes: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_wait: Callable[[float], None] | None = None,
 ) -> Progress:
     """Run the steps (all when empty) of a session with workers on this machine; returns its final progress.
 
     `processes`: compile processes, by default one for each core that does not measure. `on_progress` is called a few
-    times a second at most. After an interruption a second call resumes.
+    times a second at most, `on_wait` after an interruption, with the seconds that workers have to finish what they do. A
+    second call resumes.
     """
     from tuna.libraries.registry import get_library
     from tuna.workers.session_run import default_workers
 
     workers = default_workers(get_library(session_library(session_id)), processes)
-    return _work_through(session_id, steps, workers, on_progress)
+    return _work_through(session_id, steps, workers, on_progress, on_wait)
 
 
 def enqueue(
@@ -147,6 +149,7 @@ def _work_through(
     steps: Sequence[str],
     workers: Sequence[WorkerSpec],
     on_progress: Callable[[Progress], None] | None,
+    on_wait: Callable[[float], None] | None = None,
 ) -> Progress:
     from tuna.api.workers import celery_app
     from tuna.db.database import open_database
@@ -161,6 +164,7 @@ def _work_through(
         steps=steps,
         workers=workers,
         on_progress=on_progress or (lambda _: None),
+        on_wait=on_wait or (lambda _: None),
     )
     if not state.total:
         raise BadInput(

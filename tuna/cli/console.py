@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
+    from rich.console import RenderableType
+    from rich.live import Live
 
 _LINE_EVERY_S = 10.0
+#: Seconds that the rate is taken over.
+_PACE_S = 300.0
+#: Columns of a file or a pipe: each row is one line.
+_UNLIMITED = 100_000
 #: Columns of a table that is not shown on a terminal.
 _WIDTH = 160
 #: Between two columns, and at the two ends together.
@@ -26,9 +32,7 @@ class _Counts(Protocol):
     @property
     def finished(self) -> int: ...
     @property
-    def total(self) -> int: ...
-    @property
-    def errored(self) -> int: ...
+    def wanted(self) -> int: ...
     @property
     def states(self) -> dict[str, int]: ...
 
@@ -47,20 +51,65 @@ def print_table(
     err: bool = False,
 ) -> None:
     """A table on stdout, or with `err` on stderr; `right` are the columns of numbers."""
-    from rich import box
     from rich.console import Console
+
+    console = Console(stderr=err)
+    if not console.is_terminal:
+        console = Console(width=_UNLIMITED, stderr=err)
+    console.print(table(title, columns, rows, right, console.width))
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Sequence[int],
+    width: int,
+) -> RenderableType:
+    """A table whose cells break between words only; where that does not fit, a paragraph for each row."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(stderr=err)
-    if not console.is_terminal:
-        console = Console(width=_WIDTH, stderr=err)
-    console.print(table)
+    cells = [[str(cell) for cell in row] for row in rows]
+    longest = [_most(column, cells, place, words=True) for place, column in enumerate(columns)]
+    widths = [_most(column, cells, place, words=False) for place, column in enumerate(columns)]
+    room = width - _GAP * len(columns)
+    if sum(longest) > room:
+        return _paragraphs(title, columns, cells)
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda place: (widths[place] > longest[place], widths[place]))
+        others = sum(widths) - widths[widest]
+        widths[widest] = max(longest[widest], min(widths[widest] - 1, room - others))
+    shown = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        shown.add_column(column, justify="right" if place in right else "left", overflow="fold", width=widths[place])
+    for row in cells:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def _most(column: str, cells: Sequence[Sequence[str]], place: int, *, words: bool) -> int:
+    """Columns of the longest line, or word, of a table's column."""
+    from rich.cells import cell_len
+
+    texts = [column, *(row[place] for row in cells)]
+    return max((cell_len(part) for text in texts for part in (text.split() if words else text.split("\n"))), default=0)
+
+
+def _paragraphs(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> RenderableType:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(title)] if title else []
+    for row in cells:
+        parts.append(Text(row[0], overflow="fold"))
+        named = [
+            f"{column} {cell}".replace("\n", " ") for column, cell in zip(columns[1:], row[1:], strict=True) if cell
+        ]
+        parts.append(Padding(Text(", ".join(named), overflow="fold"), (0, 0, 0, 2)))
+    return Group(*parts)
 
 
 def terminal_width() -> int:
@@ -84,7 +133,7 @@ def fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Seq
 
 
 class ProgressView:
-    """Progress of a session, with rate and ETA; starts at the current counts."""
+    """Progress of a session: count, rate and ETA first, so that a narrow terminal shows them; starts at the current counts."""
 
     def __init__(self, title: str, notice: str = "") -> None:
         """`notice`: a sentence to print before the first counts, if there are any."""
@@ -92,61 +141,62 @@ class ProgressView:
 
         self._title, self._notice = title, notice
         self._console = Console(stderr=True)
-        self._bar: Bar | None = None
-        self._task: Any = None
+        self._live: Live | None = None
         self._printed_at = 0.0
-        self._first: tuple[float, int] | None = None
+        self._seen: deque[tuple[float, int]] = deque()
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
-            from rich import progress as rp
+            from rich.live import Live
 
-            self._bar = rp.Progress(
-                rp.TextColumn("{task.description}"),
-                rp.BarColumn(),
-                rp.MofNCompleteColumn(),
-                rp.TimeElapsedColumn(),
-                rp.TextColumn("ETA"),
-                rp.TimeRemainingColumn(elapsed_when_finished=False),
-                rp.TextColumn("{task.fields[note]}"),
-                console=self._console,
-                speed_estimate_period=300,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self._title, total=None, note="")
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence beside the progress, at once."""
+        self._console.print(sentence)
 
     def update(self, counts: _Counts) -> None:
         """Show new counts; nothing as long as there are no jobs."""
-        if not counts.total:
+        if not counts.wanted:
             return
         if self._notice:
-            self._console.print(self._notice)
+            self.say(self._notice)
             self._notice = ""
-        note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
-        if self._bar is not None:
-            self._bar.update(self._task, completed=counts.finished, total=counts.total, note=note)
-            return
         now = time.monotonic()
-        if self._first is None:
-            self._first = (now, counts.finished)
-        if now - self._printed_at >= _LINE_EVERY_S or counts.finished == counts.total:
-            self._printed_at = now
-            click.echo(
-                f"{self._title}: {counts.finished}/{counts.total} jobs ({note}){self._eta(now, counts)}", err=True
-            )
+        note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
+        done = f"{counts.finished}/{counts.wanted} jobs{self._pace(now, counts)}"
+        if self._live is not None:
+            from rich.text import Text
 
-    def _eta(self, now: float, counts: _Counts) -> str:
-        assert self._first is not None
-        started, had = self._first
-        done, left = counts.finished - had, counts.total - counts.finished
+            line = f"{done}  {self._title}: {note}"
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif now - self._printed_at >= _LINE_EVERY_S or counts.finished == counts.wanted:
+            self._printed_at = now
+            click.echo(f"{self._title}: {done} ({note})", err=True)
+
+    def _pace(self, now: float, counts: _Counts) -> str:
+        """Rate of the last minutes and ETA, once some jobs are done."""
+        self._seen.append((now, counts.finished))
+        while now - self._seen[0][0] > _PACE_S:
+            self._seen.popleft()
+        started, had = self._seen[0]
+        done, left = counts.finished - had, counts.wanted - counts.finished
         if done < 3 or not left:
             return ""
         rate = done / (now - started)
-        return f", {rate:.2f} jobs/s, about {left / rate:.0f} s left"
+        return f", {rate:.2f}/s, ETA {duration(left / rate)}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

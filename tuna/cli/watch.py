@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuna import api
+from tuna.cli.console import duration, fitting, table
+from tuna.vocabulary import State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
     from tuna.reports.status import LiveSession, Snapshot
 
 #: More sessions than this do not fit a screen; those with work to do come first, then the newest.
 _MOST_SESSIONS = 12
 _MOST_WORKERS = 16
+#: Columns that the jobs by state need at least: they are wrapped.
+_NARROWEST = 20
 _DASH = "–"
 
 
@@ -43,7 +45,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 snapshot = watcher.look()
-                live.update(view(snapshot), refresh=True)
+                live.update(view(snapshot, console.width, console.height), refresh=True)
                 time.sleep(0.0 if snapshot.read_share < 1.0 else interval_s)
 
 
@@ -59,12 +61,18 @@ def lines(snapshot: Snapshot) -> list[str]:
     ] or [f"{snapshot.at:%H:%M:%S} no sessions yet"]
 
 
-def view(snapshot: Snapshot) -> RenderableType:
-    """All of it for a terminal."""
+def view(snapshot: Snapshot, width: int = 160, height: int = 50) -> RenderableType:
+    """All of it for a terminal; of what does not fit, the lesser columns and the last rows are left out."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_sessions(snapshot), _workers(snapshot)]
+    workers = _workers(snapshot, width, min(_MOST_WORKERS, max(3, height // 4)))
+    room = height - _lines(workers, width) - 1
+    sessions = (_sessions(snapshot, width, most) for most in range(_MOST_SESSIONS, 0, -1))
+    first = next(sessions)
+    while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
+        first = smaller
+    parts: list[RenderableType] = [first, workers]
     parts += [Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)]
     if snapshot.read_share < 1.0:
         parts.append(Text(f"reading the history: {100 * snapshot.read_share:.0f} %"))
@@ -72,46 +80,55 @@ def view(snapshot: Snapshot) -> RenderableType:
     return Group(*parts)
 
 
-def _chosen(snapshot: Snapshot) -> list[LiveSession]:
-    first = sorted(snapshot.sessions, key=lambda session: (not session.unfinished, -session.overview.session_id))[
-        :_MOST_SESSIONS
-    ]
-    return sorted(first, key=lambda session: session.overview.session_id)
+def _lines(part: RenderableType, width: int) -> int:
+    from rich.console import Console
+
+    return len(Console(width=width).render_lines(part))
 
 
-def _table(*columns: str, right: tuple[int, ...] = ()) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position in right else "left", overflow="fold")
-    return table
+def _chosen(snapshot: Snapshot, most: int = _MOST_SESSIONS) -> list[LiveSession]:
+    first = sorted(snapshot.sessions, key=lambda session: (not session.unfinished, -session.overview.session_id))
+    return sorted(first[: min(most, _MOST_SESSIONS)], key=lambda session: session.overview.session_id)
 
 
-def _sessions(snapshot: Snapshot) -> Table:
-    from rich.text import Text
-
-    columns = ("session", "library", "reason", "jobs by state", "done", "results/s", "ETA", "efficiency", "device idle")
-    table = _table(*columns, right=(0, 4, 5, 6, 7, 8))
-    for session in _chosen(snapshot):
-        total = sum(session.overview.jobs.values())
-        cells = (
-            session.overview.session_id,
-            f"{session.overview.library} {session.overview.arch}",
-            session.overview.reason,
-            _jobs(session),
-            _percent((total - session.unfinished) / total if total else None),
+def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
+    chosen = _chosen(snapshot, most)
+    rows = [
+        (
+            str(session.overview.session_id),
+            _percent(_done(session)),
             f"{session.rate_per_s:.2f}",
             _eta(session),
+            _jobs(session),
+            f"{session.overview.library} {session.overview.arch}",
+            session.overview.reason,
             _percent(_efficiency(session)),
             _percent(_idle(session)),
         )
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    return table
+        for session in chosen
+    ]
+    titles = ("session", "done", "results/s", "ETA", "jobs by state", "library", "reason", "efficiency", "device idle")
+    wrapped = titles.index("jobs by state")
+    narrow = [[*row[:wrapped], row[wrapped][:_NARROWEST], *row[wrapped + 1 :]] for row in rows]
+    kept = fitting(titles, narrow, (0, 0, 0, 0, 1, 2, 3, 4, 5), width)
+    left = len(snapshot.sessions) - len(chosen)
+    return table(
+        f"{len(snapshot.sessions)} sessions, {left} of them not shown" if left else "",
+        [titles[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        [position for position, place in enumerate(kept) if place in (0, 1, 2, 3, 7, 8)],
+        width,
+    )
 
 
-def _workers(snapshot: Snapshot) -> Table | Text:
+def _done(session: LiveSession) -> float | None:
+    """The share of the jobs that are done, of those that are not canceled."""
+    jobs = session.overview.jobs
+    wanted = sum(jobs.values()) - jobs.get(State.CANCELED.value, 0)
+    return (wanted - session.unfinished) / wanted if wanted else None
+
+
+def _workers(snapshot: Snapshot, width: int, most: int) -> RenderableType:
     from rich.text import Text
 
     if snapshot.workers is None:
@@ -119,13 +136,19 @@ def _workers(snapshot: Snapshot) -> Table | Text:
     if not snapshot.workers:
         return Text("workers: none")
     roles = Counter(worker.role for worker in snapshot.workers)
-    table = _table("worker", "role", "device", "current jobs", "done", right=(3, 4))
-    table.title = "workers: " + ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
-    table.title_justify = "left"
-    for worker in snapshot.workers[:_MOST_WORKERS]:
-        cells = (f"{worker.host}:{worker.pid}", worker.role, worker.device or _DASH, len(worker.job_ids), worker.done)
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    return table
+    rows = [
+        (f"{worker.host}:{worker.pid}", worker.role, worker.device or _DASH, str(len(worker.job_ids)), str(worker.done))
+        for worker in snapshot.workers[:most]
+    ]
+    titles = ("worker", "role", "device", "current jobs", "done")
+    kept = fitting(titles, rows, (0, 0, 1, 0, 0), width)
+    return table(
+        "workers: " + ", ".join(f"{count} {role}" for role, count in sorted(roles.items())),
+        [titles[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        [position for position, place in enumerate(kept) if place in (3, 4)],
+        width,
+    )
 
 
 def _failures(session: LiveSession) -> list[str]:
@@ -155,12 +178,7 @@ def _idle(session: LiveSession) -> float | None:
 
 
 def _eta(session: LiveSession) -> str:
-    seconds = session.eta_s
-    if seconds is None:
-        return _DASH
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return _DASH if session.eta_s is None else duration(session.eta_s)
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

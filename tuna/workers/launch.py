@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -115,10 +115,15 @@ def worker_command(spec: WorkerSpec) -> list[str]:
 
 
 @contextlib.contextmanager
-def local_workers(log_dir: Path, specs: Sequence[WorkerSpec], bound_s: float = 0.0) -> Iterator[LocalWorkers]:
+def local_workers(
+    log_dir: Path,
+    specs: Sequence[WorkerSpec],
+    bound_s: float = 0.0,
+    on_wait: Callable[[float], None] = lambda _: None,
+) -> Iterator[LocalWorkers]:
     """Workers for the duration of a `with` block, whose normal end means that they are idle.
 
-    Interrupted, they have `bound_s` to finish the current chunks.
+    Interrupted, they have `bound_s` to finish the current chunks, and `on_wait` is called with it.
     """
     workers = LocalWorkers(log_dir)
     idle = False
@@ -128,4 +133,6 @@ def local_workers(log_dir: Path, specs: Sequence[WorkerSpec], bound_s: float = 0
         yield workers
         idle = True
     finally:
+        if not idle:
+            on_wait(bound_s)
         workers.stop(idle=idle, bound_s=bound_s)

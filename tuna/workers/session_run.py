@@ -42,9 +42,14 @@ class Progress:
     errored: int
 
     @property
+    def wanted(self) -> int:
+        """Jobs that are to be done: all but the canceled ones."""
+        return self.total - self.states.get(State.CANCELED.value, 0)
+
+    @property
     def finished(self) -> int:
-        """Jobs with nothing left to do here."""
-        return self.total - self.unfinished
+        """Jobs that were done here."""
+        return self.wanted - self.unfinished
 
 
 def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
@@ -69,10 +74,12 @@ def run_session(
     steps: Sequence[str] = (),
     workers: Sequence[WorkerSpec] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_wait: Callable[[float], None] = lambda _: None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the session until every job has finished them.
 
-    `app` imports the Celery app, which a session that is done does not need.
+    `app` imports the Celery app, which a session that is done does not need. `on_wait` is called with the seconds that
+    interrupted workers have to finish what they do.
     """
     with reading(engine) as connection:
         info = sessions.get(connection, session_id)
@@ -95,7 +102,9 @@ def run_session(
     with contextlib.ExitStack() as stack:
         if workers:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
-            watch.workers = stack.enter_context(local_workers(settings.home / "logs", workers, settings.shutdown_s))
+            watch.workers = stack.enter_context(
+                local_workers(settings.home / "logs", workers, settings.shutdown_s, on_wait)
+            )
         coordinator.run(watch.tick, watch.finished)
     return watch.now()
 

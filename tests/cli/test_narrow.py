@@ -1,0 +1,113 @@
+"""What is printed on narrow terminals: counts first, no word broken; and what Ctrl-C says."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tuna.cli import console as printing
+from tuna.cli import watch as view
+from tuna.cli.console import ProgressView, table
+from tuna.db.overview import Overview
+from tuna.membership.heartbeat import WorkerStatus
+from tuna.reports.status import LiveSession, Snapshot
+from tuna.workers.launch import local_workers
+from tuna.workers.session_run import Progress
+
+ROWS = [
+    ["conv 64x56x56 -> 64, 3x3, fp32 NCHW", "TvmConvBlockedWinograd", "0.1234", "±1.2 %", "worker_lost"],
+    ["gemm 512x512x512 NN fp32", "TvmGemmTile", "12.3400", "±0.3 % noisy", ""],
+]
+COLUMNS = ("layer", "best solver", "ms", "spread", "failed attempts")
+
+
+def shown(renderable: Any, width: int) -> str:
+    """What a terminal of this width shows."""
+    console = Console(width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(renderable)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    return str(text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_word_of_a_table_is_broken(width: int) -> None:
+    text = shown(table("", COLUMNS, ROWS, (2,), width), width)
+    for word in " ".join((*COLUMNS[1:], *ROWS[0], *ROWS[1])).split():
+        assert word in text, word
+
+
+def test_a_table_in_a_pipe_keeps_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_table("", COLUMNS, [["x" * 200, *row[1:]] for row in ROWS])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == 4
+    assert lines[2].startswith(" " + "x" * 200)
+
+
+def _progress(done: int, canceled: int = 0) -> Progress:
+    states = {"evaluated": done, "compile_queued": 900 - done, "eval_queued": 100, "canceled": canceled}
+    return Progress(states, total=1000 + canceled, unfinished=1000 - done, errored=0)
+
+
+def test_progress_begins_with_count_rate_and_eta_in_60_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system=None)
+    progress = ProgressView("session 12")
+    progress._console = console
+    now = [100.0]
+    monkeypatch.setattr(printing.time, "monotonic", lambda: now[0])
+    with progress:
+        for done in (0, 10, 20):
+            progress.update(_progress(done))
+            now[0] += 1.0
+    last = re.split(r"[\r\n]", console.file.getvalue())  # type: ignore[attr-defined]
+    lines = [line for line in (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for text in last) if line.strip()]
+    assert all(len(line) <= 60 for line in lines)
+    assert lines[-1].startswith("20/1000 jobs, 10.00/s, ETA 0:01:38  session 12: "), lines[-1]
+
+
+def test_canceled_jobs_do_not_count_as_done() -> None:
+    assert (_progress(5, canceled=400).finished, _progress(5, canceled=400).wanted) == (5, 1000)
+    session = _session(1, {"evaluated": 5, "new": 5, "canceled": 90}, 5)
+    assert "50 %" in shown(view.view(_snapshot(session), 100), 100)
+
+
+def _session(number: int, jobs: dict[str, int], unfinished: int) -> LiveSession:
+    overview = Overview(number, "tvm", f"reason {number}", "k", "znver3", jobs, ())
+    return LiveSession(overview, unfinished, 1.5, 3600.0, None)
+
+
+def _snapshot(*sessions: LiveSession, workers: int = 3) -> Snapshot:
+    worker = WorkerStatus(
+        name="a", role="eval", host="host.example.org", pid=4711, device="AMD EPYC 9B45", environment="",
+        toolchains=(), job_ids=(1, 2), started_at=0.0, seen_at=0.0,
+    )  # fmt: skip
+    at = datetime(2026, 3, 2, tzinfo=timezone.utc)
+    return Snapshot(at, sessions, tuple(replace(worker, pid=4711 + n) for n in range(workers)), 1.0)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_many_sessions_leave_room_for_the_workers(width: int) -> None:
+    jobs = {"compile_queued": 123, "eval_queued": 456, "evaluated": 789, "errored": 12}
+    text = shown(view.view(_snapshot(*(_session(n, jobs, 579) for n in range(1, 9))), width, 24), width)
+    lines = text.splitlines()
+    assert any("workers: 3 eval" in line for line in lines[:20]), text
+    assert "1:00:00" in text
+    assert "compile_queued" in text or width < 70
+    assert "of them not shown" in text or width < 70
+
+
+def test_ctrl_c_says_at_once_what_is_waited_for(tmp_path: Path) -> None:
+    said: list[float] = []
+    with pytest.raises(KeyboardInterrupt), local_workers(tmp_path, [], 30.0, said.append):
+        raise KeyboardInterrupt
+    assert said == [30.0]
+    with local_workers(tmp_path, [], 30.0, said.append):
+        pass
+    assert said == [30.0], "nothing is waited for where all is done"
