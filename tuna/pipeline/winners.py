@@ -53,6 +53,7 @@ class Winners:
                 )
             )
         }
+        _lock(connection, [jobs[job_id] for job_id in ids])
         known = _known(connection, [jobs[job_id] for job_id in ids])
         kept = _in_sql(connection, _digests(results, jobs, trials))
         failed: dict[int, StepResult] = {}
@@ -155,6 +156,24 @@ class _Known(NamedTuple):
         if self.noisy != stored.noisy:
             return stored.noisy
         return self.params == stored.params or (self.time_ms or 0.0) < stored.time_ms
+
+
+def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
+    """Keep another process from comparing a result of the same solver and config until this transaction ends.
+
+    Two jobs of a session can have them in common. There may be no row of find_db to lock yet, but there is one of
+    solver_applicability. On SQLite there is one writer at a time.
+    """
+    if connection.dialect.name == "sqlite":
+        return
+    pair = models.SolverApplicability
+    for part in parts(sorted({job.config_id for job in jobs})):
+        query = sa.select(pair.solver_id).where(
+            pair.session_id.in_(sorted({job.session_id for job in jobs})),
+            pair.config_id.in_(part),
+            pair.solver_id.in_(sorted({job.solver_id for job in jobs})),
+        )
+        connection.execute(query.with_for_update()).all()
 
 
 def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:

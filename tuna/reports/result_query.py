@@ -209,7 +209,8 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         of_key = kept[row.config_id, row.library, row.solver, row.environment]
         if len(of_key) < (n_best or 0):
             of_key.append(row)
-    return sorted((row for of_key in kept.values() for row in of_key), key=_place)
+    chosen = [row for of_key in kept.values() for row in of_key]
+    return sorted(chosen, key=lambda row: (row.config_id, row.time_ms, row.solver, row.params or "", row.session_id))
 
 
 def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[ResultRow]:
