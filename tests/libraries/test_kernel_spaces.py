@@ -49,6 +49,10 @@ WIDTHS = {
 }
 SPILL = r"(?:vmovups|vmovaps)\t%[yz]mm\d+, -?\d*\(%rsp\)|str\tq\d+, \[sp|stp\tq\d+, q\d+, \[sp"
 
+#: From a prefetch to the end of its loop, and what stores a vector.
+LOOP = re.compile(r"\t(?:prefetch|prfm).*?\n\t(?:j[a-z]+|b\.[a-z]+|cbn?z|tbn?z)\t", re.DOTALL)
+STORE = r"\tvmov[au]ps\t%[yz]mm\d+, .*\)\n|\tst[rpu]+\tq\d+"
+
 
 def target_of(name: str) -> Any:
     return tvm.target.Target(TARGETS[name])
@@ -116,6 +120,11 @@ def test_every_family_uses_the_widest_vectors_of_a_cpu_that_is_not_this_one(name
     products = len(re.findall(WIDTHS[name][2], text))
     assert products >= 8
     assert len(re.findall(SPILL, text)) < products
+    if kind.startswith("winograd"):
+        loop = LOOP.search(text)
+        assert loop is not None, "weights are asked for ahead"
+        assert len(re.findall(WIDTHS[name][2], loop[0])) >= 8
+        assert not re.search(STORE, loop[0]), "the sums stay in registers"
 
 
 def test_caches_of_a_cpu_that_is_not_this_one_are_small() -> None:

@@ -228,10 +228,31 @@ def test_a_layer_that_overflows_its_caches_answers_as_the_reference(name: str, s
     layer = replace(whole, machine=replace(whole.machine, l2_bytes=1 << 10))
     family, problem = FAMILIES[name], reference.make(config)
     candidate = family.candidate(layer, 0)
+    assert "T.prefetch" in str(candidate.mod)
     if sign == "order":
         assert family.space(layer)[0].order == direct.CHANNELS_OUTSIDE
     else:
         assert sign in str(candidate.mod)
+    x, w = problem.inputs
+    arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
+    answer = run(candidate.mod, target, [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)])
+    assert problem.error(unblock_output(layer.shape, answer)) <= ROUNDING
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_rows_that_stay_in_cache_together_answer_as_the_reference(cores: int) -> None:
+    sizes = {"batchsize": 1, "in_channels": 16, "out_channels": 64, "in_h": 32, "in_w": 32, "fil_h": 3, "fil_w": 3}
+    steps = {"conv_stride_h": 2, "conv_stride_w": 2, "pad_h": 1, "pad_w": 1}
+    config = from_json({"kind": "convolution", **sizes, **steps})
+    target = next(target for target in runnable() if int(target.attrs["num-cores"]) == cores)
+    whole = layer_of(config, Mode.NATIVE, target)
+    assert whole is not None
+    layer = replace(whole, machine=replace(whole.machine, l2_bytes=40 << 10))
+    family, problem = FAMILIES["direct"], reference.make(config)
+    assert family.space(layer)[0].order == direct.ROWS_OUTSIDE
+    candidate = family.candidate(layer, 0)
+    loops = candidate.get_loops(candidate.get_sblock("sums_update"))
+    assert int(candidate.get(loops[3 if cores == 1 else 1]).extent) == 4, "rows, inside of the channels"
     x, w = problem.inputs
     arguments = [block_input(layer.shape, x), family.pack_weights(layer.shape, w)]
     answer = run(candidate.mod, target, [*arguments, np.full(layer.shape.native_output(), np.nan, np.float32)])

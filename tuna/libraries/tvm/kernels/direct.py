@@ -15,8 +15,10 @@ loads never are the bottleneck where blocks >= 2. The block is innermost for a r
 all broadcasts alive and spills (72 instead of 236 GFLOP/s on a Zen 5 core). So are the rows of taps inside of the columns: LLVM
 unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for later and spills.
 
-Where the weights of a block group do not stay in L2, C/b goes outside of the rows: the sums of all pixels of a block group then lie
-in cache, and LLVM keeps those of a tile in registers for one block of input channels.
+Where neither the input nor the weights stay in L2, so many rows go together that their input does, and the weights pass for each.
+Where not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all pixels of a block group then
+lie in cache, LLVM keeps those of a tile in registers for one block of input channels, and each tile asks for the weights of the
+next block.
 
 With 16 registers a tile of 6 pixels and 2 blocks is best, and hardly a layer is a multiple of 6 wide. `rows_of` says what is done
 with the last tile of a row; rows of a 1x1 convolution are one row to the kernel, and so are those of a small image.
@@ -34,11 +36,13 @@ import tvm
 from tvm import te, tirx
 
 from tuna.libraries.tvm.kernels import stages
+from tuna.libraries.tvm.kernels.prefetch import STEP_SUMS, asking_ahead
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
 from tuna.libraries.tvm.kernels.stages import Layer
 
 _UNROLLS = (1, 4, 2)
-#: Orders of the outer loops: block groups, rows; or rows, block groups; or block groups, input channels, rows, with sums in cache.
+#: Orders of the outer loops: block groups, rows; or rows that stay in L2, block groups, each of the rows; or block groups, input
+#: channels, rows, with sums in cache.
 BLOCKS_OUTSIDE, ROWS_OUTSIDE, CHANNELS_OUTSIDE = range(3)
 #: Pixels of merged rows at most, of a 1x1 convolution and of another one, and pixels that may be computed for nothing.
 _WIDE_ROW, _NARROW_ROW, _SPARE_PIXELS = 512, 64, 7
@@ -46,7 +50,7 @@ _WIDE_ROW, _NARROW_ROW, _SPARE_PIXELS = 512, 64, 7
 _UNROLLED_TILES = 12
 #: Share of the cycles of single rows below which they are merged.
 _MERGED = 0.98
-_SUMS = "sums"
+_SUMS, _WEIGHTS = "sums", "weights"
 #: Widest tile of pixels in one row.
 _MAX_COLUMNS = 28
 #: Points in a space.
@@ -93,6 +97,8 @@ def workload(layer: Layer) -> tvm.IRModule:
     w = te.placeholder(
         (shape.out_blocks // side, shape.in_blocks, columns, rows, shape.in_block, side, shape.block), name="W"
     )
+    streamed = _order(layer) == CHANNELS_OUTSIDE
+    weights = te.compute(w.shape, lambda *index: w[index], name=_WEIGHTS) if streamed else w
     read = stages.reader(x, layer)
     if copies(layer):
         if shape.pointwise:  # only the pixels that are used
@@ -111,12 +117,15 @@ def workload(layer: Layer) -> tvm.IRModule:
         if row.merged > 1:
             h, v = h * row.merged + tirx.floordiv(v, out_width), tirx.floormod(v, out_width)
         block = tirx.floordiv(k, shape.group_out_blocks) * shape.in_blocks + c
-        weight = w[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
+        weight = weights[tirx.floordiv(k, side), c, rx, ry, i, tirx.floormod(k, side), lane]
         value = read(n, block, h * sh + ry * dh, v * sw + rx * dw, i) * weight
         return te.sum(value, axis=[c, rx, ry, i])
 
     extents = (shape.batch, shape.out_blocks, shape.out_size[0] // row.merged, row.computed, shape.block)
-    return stages.module_of([x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)])
+    arguments = [x, w, *stages.answer(te.compute(extents, term, name=_SUMS), layer, row.merged)]
+    if not streamed:
+        return stages.module_of(arguments)
+    return stages.module_of(arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=1, ahead=1))
 
 
 def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
@@ -128,15 +137,20 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     v, vn = sch.split(v, [None, params.columns])
     i, step = sch.split(i, [None, params.unroll])
     inside = [step, hn, vn, kn]
-    outer = {
-        BLOCKS_OUTSIDE: [n, k, h, v, c],
-        ROWS_OUTSIDE: [n, h, k, v, c],
-        CHANNELS_OUTSIDE: [n, k, c, h, v],
-    }[params.order]
+    if params.order == ROWS_OUTSIDE:
+        h, row = sch.split(h, [None, _rows_in_l2(layer, params.rows)])
+        outer = [n, h, k, row, v, c]
+    else:
+        outer = [n, k, h, v, c] if params.order == BLOCKS_OUTSIDE else [n, k, c, h, v]
     sch.reorder(*outer, rx, ry, i, *inside, lane)
     for loop in [v, *inside] if tiles_unrolled(layer, params) else inside:
         sch.unroll(loop)
     sch.vectorize(lane)
+    if _order(layer) == CHANNELS_OUTSIDE:
+        weights = sch.get_sblock(_WEIGHTS)
+        sch.compute_at(weights, step, preserve_unit_loops=True)
+        sch.set_scope(weights, 0, "local")
+        stages.unroll_and_vectorize(sch, weights, len(sch.get_loops(weights)) - 2)
     if params.order == CHANNELS_OUTSIDE:
         answer = stages.answer_block(sch, merged)
         sch.reverse_compute_at(answer, k, preserve_unit_loops=True)
@@ -144,10 +158,12 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
             sch.vectorize(sch.get_loops(block)[-1])
     else:
         sch.set_scope(sums, 0, "local")
-        stages.schedule_answer(sch, layer, v, 4, merged)
+        depth = len(outer) - 1
+        stages.schedule_answer(sch, layer, v, depth, merged)
         if layer.machine.cores > 1:
             sch.parallel(sch.fuse(*outer[:3]))
-        stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), 2 if layer.machine.cores > 1 else 4)
+            depth -= 2
+        stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), depth)
     if copies(layer):
         stages.schedule_pad(sch, layer)
 
@@ -216,6 +232,8 @@ def space(layer: Layer) -> list[DirectParams]:
     if rows.merged < shape.out_size[0] or order == CHANNELS_OUTSIDE:  # not the same
         orders += [other for other in (ROWS_OUTSIDE, BLOCKS_OUTSIDE) if other != order]
     points = [(tile, unroll, order) for order in orders for unroll in unrolls for tile in tiles[:6]]
+    if order == CHANNELS_OUTSIDE:
+        points = [(tile, unroll, order) for tile, unroll, order in points if unroll * math.prod(tile) <= STEP_SUMS]
     return [DirectParams(*tile, unroll, order) for tile, unroll, order in points][:_POINTS]
 
 
@@ -259,11 +277,28 @@ def _row_cycles(tile: tuple[int, int, int], pixels: int, layer: Layer) -> float:
 def _order(layer: Layer) -> int:
     """Which order reads fewer bytes from beyond L2: the input once for each block group, or the weights for each row."""
     shape, machine = layer.shape, layer.machine
-    data = 4 * shape.group_in * math.prod(shape.in_size)
-    weights = 4 * shape.out_channels * shape.in_blocks * shape.in_block * math.prod(shape.filter)
+    data, weights = _data_bytes(shape), _weight_bytes(shape)
     rows = shape.out_size[0] // rows_of(layer).merged
     if weights > machine.l2_bytes * shape.out_blocks / 4 and machine.cores == 1 and not shape.pointwise:
         return CHANNELS_OUTSIDE  # already the weights of two blocks
     rows_last = weights + (data * shape.group_out_blocks / 2 if data > machine.l2_bytes / 2 else data)
-    rows_first = data + (weights * rows if weights > machine.l2_bytes / 2 else weights)
+    rows_first = data + (weights * rows / _rows_in_l2(layer, 1) if weights > machine.l2_bytes / 2 else weights)
     return ROWS_OUTSIDE if rows > 1 and rows_first < rows_last else BLOCKS_OUTSIDE
+
+
+def _rows_in_l2(layer: Layer, tile_rows: int) -> int:
+    """Tiles of rows whose input stays in L2 while all weights pass; one where the weights or the whole input stay there."""
+    shape, merged = layer.shape, rows_of(layer).merged
+    if _weight_bytes(shape) <= layer.machine.l2_bytes / 2 or _data_bytes(shape) <= layer.machine.l2_bytes:
+        return 1
+    high, row_bytes = shape.out_size[0] // merged // tile_rows, 4 * shape.group_in * shape.in_size[1] * shape.stride[0]
+    fitting = layer.machine.l2_bytes // 2 // (row_bytes * merged * tile_rows)
+    return max(count for count in range(1, high + 1) if high % count == 0 and count <= max(1, fitting))
+
+
+def _data_bytes(shape: ConvShape) -> int:
+    return 4 * shape.group_in * math.prod(shape.in_size)
+
+
+def _weight_bytes(shape: ConvShape) -> int:
+    return 4 * shape.out_channels * shape.in_blocks * shape.in_block * math.prod(shape.filter)

@@ -133,9 +133,9 @@ def answer(accumulated: Any, layer: Layer, merged: int = 1) -> list[Any]:
     return [*given, te.compute(extents, view, name=OUT)]
 
 
-def module_of(arguments: Sequence[Any]) -> tvm.IRModule:
-    """The IRModule of a workload. Index arithmetic has 64 bits, as in functions that come from a Relax model."""
-    function = te.create_prim_func(list(arguments), index_dtype_override="int64")
+def module_of(arguments: Sequence[Any], change: Callable[[Any], Any] = lambda function: function) -> tvm.IRModule:
+    """The IRModule of a workload, after a `change`. Index arithmetic has 64 bits, as in functions that come from a Relax model."""
+    function = change(te.create_prim_func(list(arguments), index_dtype_override="int64"))
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)})
 
 
