@@ -137,6 +137,16 @@ def test_the_command_line_imports_neither_tvm_nor_onnx() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_several_batches_are_imports_of_their_own(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+    net, path = Net(("n", 4, 6, 6)), tmp_path / "net.onnx"  # type: ignore[arg-type]
+    onnx.save(net.model(net.conv("x", 4, 8, 1)), path)
+    ended = type_in("tuna", "model", "import", "net", path, "--batch", "1,2")
+    assert ended.code == 0, ended
+    assert {model.name: model.manifest.inputs[0].shape[0] for model in api.list_models()} == {"net-b1": 1, "net-b2": 2}
+    refused = type_in("tuna", "model", "import", "net", path, "--batch", "1,x")
+    assert (refused.code, "is not of the form 1,8" in refused.err) == (BadInput.exit_code, True)
+
+
 @pytest.mark.parametrize("text", ["x", "x=", "=1,2", "x=1,0", "x=a"])
 def test_a_shape_is_an_input_with_whole_numbers(type_in: Callable[..., Ended], text: str, tmp_path: Path) -> None:
     ended = type_in("tuna", "model", "import", "net", tmp_path / "net.onnx", "--shape", text)

@@ -29,7 +29,8 @@ TARGET = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores
 
 def planned(model: Any, kernels: Kernels | None = None) -> build.Planned:
     target = tvm.target.Target(TARGET)
-    return build.plan(importer.to_relax(model, "net"), kernels or Kernels(target, {}), target)
+    kernels = kernels or Kernels(target, {})
+    return build.plan(importer.to_relax(model, "net"), kernels, target)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -162,7 +163,7 @@ def test_an_input_without_a_shape_has_to_be_given_one(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="input x has no fixed shape") as refused:
         importer.read_onnx(path, {})
     assert refused.value.hint == "give it with --shape x=?,8"
-    for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {}, "batch": 4}):
+    for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {"n": [4]}}, {"shapes": {}, "batch": 4}):
         (value,) = importer.real_inputs(importer.read_onnx(path, **given))
         assert [extent.dim_value for extent in value.type.tensor_type.shape.dim] == [4, 8]
     with pytest.raises(BadInput, match="has 2 dimensions, not 1"):

@@ -38,9 +38,10 @@ class ModelTask:
 def import_model(
     name: str, path: Path, *, batch: int | None = None, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> ImportedModel:
-    """Import the ONNX file under a name: its tasks become configs with their counts.
+    """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs with their counts.
 
-    `batch` is the first extent of each input that `shapes` does not name. Raises BadInput for a file that cannot be
+    `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have one value for the name of an
+    open extent of an ONNX model. Raises BadInput for a file that cannot be
     imported, with all the operators that are in the way; LibraryMissing without TVM or onnx.
     """
     import hashlib
@@ -111,8 +112,10 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
 
 
 def _read(path: Path) -> bytes:
-    if path.suffix != ".onnx":
-        raise BadInput(f"{path.name} is no ONNX file.", hint="only *.onnx can be imported so far")
+    if path.suffix not in (".onnx", ".pt2"):
+        raise BadInput(
+            f"{path.name} is no model that can be imported.", hint="*.onnx, or *.pt2 as torch.export.save writes it"
+        )
     try:
         return path.read_bytes()
     except OSError as error:

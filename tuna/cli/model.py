@@ -27,11 +27,21 @@ def model() -> None:
 @model.command("import")
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--batch", type=options.COUNT, help="First extent of every input.")
-@click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
-def import_model(name: str, file: Path, batch: int | None, shapes: tuple[str, ...]) -> None:
-    """Import the ONNX model FILE as NAME; its functions become tasks that can be tuned."""
-    show_import(api.import_model(name, file, batch=batch, shapes=dict(map(_shape, shapes))))
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N[,N...]",
+    help="First extent of every input. Several: imports NAME-b1, NAME-b8 and so on.",
+)
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input, or size of an open extent."
+)
+def import_model(name: str, file: Path, batches: str | None, shapes: tuple[str, ...]) -> None:
+    """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks that can be tuned."""
+    sizes, wanted = _batches(batches), dict(map(_shape, shapes))
+    for batch in sizes:
+        named = name if len(sizes) < 2 else f"{name}-b{batch}"
+        show_import(api.import_model(named, file, batch=batch, shapes=wanted))
 
 
 @model.command("list")
@@ -169,7 +179,7 @@ def tune(
     untuned: bool,
     recorded: Path | None,
 ) -> int:
-    """Import the ONNX model FILE, tune its tasks on this machine and, with -o, build it.
+    """Import the model FILE, ONNX or a .pt2 of torch.export, tune its tasks on this machine and, with -o, build it.
 
     Time goes to the tasks on which the model spends most. Tasks that another model has are not tuned again. Interrupted, the same
     command goes on from there.
@@ -258,6 +268,16 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
     timed = ("times_ms", "wall_ms", "absent", "runtime_share", "functions_ms", "tuned_ms", "lookup_s")
     names = (*timed, "errors", "refused", "compared", "made_at", "cached")
     return plain | {name: getattr(built, name) for name in names}
+
+
+def _batches(text: str | None) -> list[int | None]:
+    """The batches that are asked for; one of None where none is."""
+    if text is None:
+        return [None]
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 0 < int(part) < 1 << 31 for part in parts):
+        raise BadInput(f"{text!r} is not of the form 1,8.")
+    return [int(part) for part in parts]
 
 
 def _shape(text: str) -> tuple[str, list[int]]:

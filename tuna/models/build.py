@@ -82,20 +82,6 @@ def compile_to(planned: Planned, target: Any, path: Path) -> None:
     executable(planned.module, target).export_library(str(path))
 
 
-def tensors(values: list[Any]) -> list[dict[str, Any]]:
-    """ONNX's descriptions of inputs as name, shape and NumPy's name of the type."""
-    import onnx
-
-    return [
-        {
-            "name": value.name,
-            "shape": [extent.dim_value for extent in value.type.tensor_type.shape.dim],
-            "dtype": str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
-        }
-        for value in values
-    ]
-
-
 def _described(module: tvm.IRModule, cores: dict[str, TaskConfig]) -> Planned:
     calls = _calls(module["main"])
     functions: dict[str, TaskConfig] = {}

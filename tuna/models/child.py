@@ -35,14 +35,14 @@ def _refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str,
 @_refusing
 def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str) -> dict[str, Any]:
     """The tasks of the model file, with the text of those that have no core; writes the module's text to `text`."""
-    model = importer.read_onnx(Path(path), shapes, batch)
+    model = importer.read(Path(path), shapes, batch)
     planned = build.plan(
         importer.to_relax(model, Path(path).name), Kernels(_target(target), {}, winograd=False), _target(target)
     )
     Path(text).write_text(planned.text)
     return {
         "opset": importer.opset(model),
-        "inputs": build.tensors(importer.real_inputs(model)),
+        "inputs": importer.inputs_of(model),
         "tasks": [[task.to_json(), count] for task, count in planned.tasks()],
         "bodies": planned.bodies,
         "tvm": tvm.__version__,
@@ -70,7 +70,7 @@ def make(
     `records` are lists of [solver, params, other task or None] by task key, the best first; with `compare` they are timed in the
     model, together with the predicted kernel.
     """
-    model = importer.read_onnx(Path(path), shapes)
+    model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
     known = {
         key: [Record(solver, params, _task(other)) for solver, params, other in found] for key, found in records.items()
@@ -91,7 +91,7 @@ def make(
 @_refusing
 def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str) -> dict[str, Any]:
     """Build the model as TVM does without Tuna, into the shared library `output`."""
-    model = importer.read_onnx(Path(path), shapes)
+    model = importer.read(Path(path), shapes)
     planned = build.plan(importer.to_relax(model, Path(path).name), None, _target(target))
     build.compile_to(planned, _target(target), Path(output))
     return {}
@@ -102,7 +102,7 @@ def check(
     path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals: bool, recorded: str, untuned: str
 ) -> dict[str, Any]:
     """Errors against ONNX's reference, times in turn with others, and the time of each function; see `timing.compare`."""
-    model = importer.read_onnx(Path(path), shapes)
+    model = importer.read(Path(path), shapes)
     return timing.compare(model, Path(library), seed, rivals=rivals, recorded=recorded, untuned=untuned)
 
 

@@ -73,7 +73,7 @@ def read(module: Any) -> Graph:
             if isinstance(binding.value, relax.If):
                 raise BadInput("The model has branches that depend on its input, which cannot be imported.")
             value = substitute(binding.value, replaced)
-            if isinstance(value, relax.Var | GenericConst):
+            if isinstance(value, relax.Var | GenericConst | relax.Tuple):
                 replaced[binding.var] = value
                 continue
             node = Node(binding.var, _named(value))
@@ -83,6 +83,7 @@ def read(module: Any) -> Graph:
             else:
                 replaced[binding.var] = relax.const(constant)
     result = substitute(function.body.body, replaced)
+    nodes = _needed(nodes, result)
     graph = Graph(list(function.params), nodes, result)
     for node in nodes:
         for var in Counter(variables(node.value)):
@@ -111,7 +112,9 @@ def substitute(expression: Any, replaced: Any) -> Any:
     if isinstance(expression, relax.Tuple):
         return relax.Tuple([substitute(part, replaced) for part in expression.fields])
     if isinstance(expression, relax.TupleGetItem):
-        return relax.TupleGetItem(substitute(expression.tuple_value, replaced), expression.index)
+        whole = substitute(expression.tuple_value, replaced)
+        index = int(expression.index)
+        return whole.fields[index] if isinstance(whole, relax.Tuple) else relax.TupleGetItem(whole, index)
     return expression
 
 
@@ -127,6 +130,16 @@ def extents(var: Any) -> tuple[int, ...] | None:
         return tuple(int(extent) for extent in shape.values) if shape is not None else None
     except (TypeError, AttributeError):
         return None
+
+
+def _needed(nodes: list[Node], result: Any) -> list[Node]:
+    """The operators whose values the result depends on."""
+    wanted, found = set(variables(result)), []
+    for node in reversed(nodes):
+        if node.var in wanted:
+            wanted.update(variables(node.value))
+            found.append(node)
+    return found[::-1]
 
 
 def _mentions(expression: Any, var: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Reads a model file into Relax. Imports TVM and, for ONNX, the package `onnx`."""
+"""Reads a model file into Relax. Imports TVM, for ONNX the package `onnx`, for programs of `torch.export` PyTorch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,36 @@ import tvm
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from tuna.errors import BadInput
+from tuna.models import torch_importer
+from tuna.models.torch_importer import TorchModel
 
 #: Operators that TVM's importer handles without an entry in its table.
 _DIRECT = {"Constant", "If"}
 _OWN_DOMAINS = ("", "ai.onnx")
+
+
+def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
+    """The model in a file, ONNX or a program of `torch.export`, with fixed shapes; see `read_onnx`."""
+    with path.open("rb") as file:
+        if file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC:
+            return torch_importer.read(path, path.name, shapes, batch)
+    return read_onnx(path, shapes, batch)
+
+
+def inputs_of(model: Any) -> list[dict[str, Any]]:
+    """Name, shape and NumPy's name of the type of each input."""
+    if isinstance(model, TorchModel):
+        return model.inputs()
+    import onnx
+
+    return [
+        {
+            "name": value.name,
+            "shape": [extent.dim_value for extent in value.type.tensor_type.shape.dim],
+            "dtype": str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)),
+        }
+        for value in real_inputs(model)
+    ]
 
 
 def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
@@ -32,6 +58,7 @@ def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None
     if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
         raise BadInput(f"{path.name} is no ONNX model: it has no operators, or no version of them.")
     inputs = real_inputs(model)
+    shapes = _with_open_extents(inputs, shapes)
     unknown = set(shapes) - {value.name for value in inputs}
     if unknown:
         there = ", ".join(value.name for value in inputs)
@@ -49,6 +76,8 @@ def real_inputs(model: Any) -> list[Any]:
 
 def to_relax(model: Any, name: str) -> tvm.IRModule:
     """The model as a Relax module; raises BadInput that names every operator which cannot be imported."""
+    if isinstance(model, TorchModel):
+        return model.to_relax(name)
     missing = unsupported(model)
     if missing:
         listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(missing.items()))
@@ -74,7 +103,9 @@ def unsupported(model: Any) -> Counter[str]:
 
 
 def opset(model: Any) -> str:
-    """The version of ONNX's own operators."""
+    """The version of ONNX's own operators, or of PyTorch."""
+    if isinstance(model, TorchModel):
+        return model.version
     return str(next((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), 0))
 
 
@@ -85,6 +116,17 @@ def _nodes(graph: Any) -> Iterator[Any]:
             with contextlib.suppress(AttributeError):
                 for inner in [attribute.g, *attribute.graphs]:
                     yield from _nodes(inner)
+
+
+def _with_open_extents(inputs: list[Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """The shapes of inputs, without those that are one value for an extent that the model leaves open under that name."""
+    left = dict(shapes)
+    for value in inputs:
+        for extent in value.type.tensor_type.shape.dim:
+            if extent.dim_param in shapes and len(shapes[extent.dim_param]) == 1:
+                left.pop(extent.dim_param, None)
+                extent.dim_value = shapes[extent.dim_param][0]
+    return left
 
 
 def _fix_shape(value: Any, wanted: Sequence[int] | None, batch: int | None) -> None:

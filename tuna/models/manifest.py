@@ -60,7 +60,7 @@ class Manifest(_Data):
     version: int = VERSION
     file: str  #: SHA-256 of the model file, which is in the artifact store
     size_bytes: int  #: of it
-    opset: str
+    opset: str  #: of ONNX; else the framework and its version, such as `torch 2.13.0`
     shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
     target: str  #: JSON of the target that it was planned for
     tvm: str  #: its version

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tuna.models.torch_importer import TorchModel
+
 #: A way to run a rival: returns the model's outputs as NumPy arrays.
 Run = Callable[[], list[Any]]
 
@@ -21,6 +23,8 @@ class Absent(Exception):
 
 def onnxruntime(model: Any, inputs: Sequence[Any]) -> list[Run]:
     """Its session with the CPU provider."""
+    if isinstance(model, TorchModel):
+        raise Absent("the model is no ONNX file")
     _require("onnxruntime")
     import onnxruntime as runtime
 
@@ -38,12 +42,12 @@ def pytorch(model: Any, inputs: Sequence[Any]) -> list[Run]:
 
     torch.set_num_threads(1)
     given = [torch.from_numpy(array) for array in inputs]
-    network = _Network(model)
-    eager = network.module()
-    last = network.module().to(memory_format=torch.channels_last)
+    make = model.program.module if isinstance(model, TorchModel) else _Network(model).module
+    eager = make()
+    last = make().to(memory_format=torch.channels_last)
     last_given = [_channels_last(value) for value in given]
     with torch.no_grad():
-        frozen = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(network.module(), given)))
+        frozen = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(make(), given).eval()))
         for _ in range(3):  # which compiles it
             frozen(*given)
     return [_without_gradients(eager, given), _without_gradients(last, last_given), _without_gradients(frozen, given)]

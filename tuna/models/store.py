@@ -14,6 +14,7 @@ from tuna.errors import BadInput, NotFound
 from tuna.models.manifest import Manifest
 from tuna.sentences import choices
 
+#: Of a manifest whose version of the framework has no name before it.
 _FRAMEWORK = "onnx"
 #: Digits of a version that people see.
 SHOWN = 12
@@ -49,7 +50,8 @@ def save(connection: sa.Connection, name: str, manifest: Manifest, bodies: Mappi
     data = manifest.to_bytes()
     row = {"digest": manifest.digest, "blob": data, "size_bytes": len(data)}
     upsert(connection, Kernel, [row], key=("digest",))
-    model, framework = networks.Named(name, manifest.digest), networks.Named(_FRAMEWORK, manifest.opset)
+    kind, _, version = manifest.opset.rpartition(" ")
+    model, framework = networks.Named(name, manifest.digest), networks.Named(kind or _FRAMEWORK, version)
     networks.add_model(connection, model)
     networks.add_framework(connection, framework)
     tasks = [entry.task for entry in manifest.tasks]

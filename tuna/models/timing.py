@@ -1,4 +1,4 @@
-"""Checks a built model against ONNX's reference and times it in turn with others. Imports TVM's runtime and onnx."""
+"""Checks a built model against ONNX's reference, or PyTorch, and times it in turn with others. Imports TVM's runtime and onnx."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tvm import relax
 
 from tuna.errors import BadInput
 from tuna.models import others
-from tuna.models.build import tensors
-from tuna.models.importer import real_inputs
+from tuna.models.importer import inputs_of
+from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
 #: Added to an output's largest magnitude: a sigmoid far below 0 is exact to fewer digits.
@@ -92,7 +92,7 @@ def _answer(machine: Any, given: list[Any]) -> list[Any]:
 def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
     found = {}
-    for value in tensors(real_inputs(model)):
+    for value in inputs_of(model):
         kind = np.dtype(value["dtype"])
         if kind.kind != "f":
             raise BadInput(f"The input {value['name']} is of type {kind}; only floating-point inputs can be drawn.")
@@ -101,6 +101,8 @@ def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
 
 
 def _reference(model: Any, inputs: dict[str, Any]) -> list[Any]:
+    if isinstance(model, TorchModel):
+        return model.reference(inputs)
     from onnx.reference import ReferenceEvaluator
 
     return list(ReferenceEvaluator(model, new_ops=[BatchNormalization]).run(None, inputs))
@@ -164,7 +166,7 @@ def _recorded(model: Any, path: str) -> dict[str, Any]:
     """Inputs from an npz file with an array for each input, by name; nothing in it is executed."""
     found = {}
     with np.load(path, allow_pickle=False) as arrays:
-        for value in tensors(real_inputs(model)):
+        for value in inputs_of(model):
             name, shape, kind = value["name"], tuple(value["shape"]), np.dtype(value["dtype"])
             if name not in arrays or arrays[name].shape != shape or arrays[name].dtype != kind:
                 raise BadInput(f"{Path(path).name} has no array {name} of shape {shape} and type {kind}.")

@@ -1,0 +1,102 @@
+"""A module of PyTorch goes through `torch.export`. Without torch these tests are skipped: it is too large for most machines."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("PyTorch is not installed: pip install '.[torch]'", allow_module_level=True)
+
+import torch
+import tvm
+from test_plan import TARGET, planned
+
+from tuna.configs import ConvConfig
+from tuna.errors import BadInput
+from tuna.models import build, importer, timing
+
+
+class BasicBlock(torch.nn.Module):
+    """A block of ResNet-18 (He et al. 2016)."""
+
+    def __init__(self, ins: int, outs: int, stride: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(ins, outs, 3, stride, 1, bias=False)
+        self.first_norm = torch.nn.BatchNorm2d(outs)
+        self.second = torch.nn.Conv2d(outs, outs, 3, 1, 1, bias=False)
+        self.second_norm = torch.nn.BatchNorm2d(outs)
+        shortcut = torch.nn.Conv2d(ins, outs, 1, stride, bias=False), torch.nn.BatchNorm2d(outs)
+        self.shortcut = torch.nn.Sequential(*(shortcut if stride > 1 else ()))
+
+    def forward(self, x: Any) -> Any:
+        y = self.second_norm(self.second(torch.relu(self.first_norm(self.first(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        stem = torch.nn.Conv2d(3, 16, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(16), torch.nn.ReLU()
+        blocks = BasicBlock(16, 16, 1), BasicBlock(16, 32, 2)
+        self.body = torch.nn.Sequential(*stem, torch.nn.MaxPool2d(3, 2, 1), *blocks)
+        self.classifier = torch.nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.classifier(torch.nn.functional.gelu(self.body(x).mean((2, 3))))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network, exported with an open batch."""
+    torch.manual_seed(1)
+    batch = {"x": {0: torch.export.Dim("n", min=1, max=64)}}
+    program = torch.export.export(Network().eval(), (torch.randn(2, 3, 16, 16),), dynamic_shapes=batch)
+    path = tmp_path_factory.mktemp("torch") / "net.pt2"
+    torch.export.save(program, path)
+    return path
+
+
+def test_a_module_is_planned_in_blocks_and_answers_as_pytorch(file: Path, tmp_path: Path) -> None:
+    model, path = importer.read(file, {}, batch=2), tmp_path / "net.so"
+    assert importer.inputs_of(model) == [{"name": "x", "shape": [2, 3, 16, 16], "dtype": "float32"}]
+    found = planned(model)
+    tasks = [task for task, count in found.tasks() for _ in range(count) if isinstance(task.core, ConvConfig)]
+    assert len(tasks) == 6
+    assert all("bias" in task.epilogue for task in tasks), "batch normalisation is in the weights"
+    build.compile_to(found, tvm.target.Target(TARGET), path)
+    assert timing.error_of(model, path, seed=3) < 1e-5
+
+
+def test_an_open_extent_has_to_be_given_and_a_fixed_one_cannot_be_changed(file: Path) -> None:
+    with pytest.raises(BadInput, match="input x has no fixed shape") as refused:
+        importer.read(file, {})
+    assert refused.value.hint == "give it with --shape x=?,3,16,16"
+    with pytest.raises(BadInput, match="exported with an extent of 16, not 32"):
+        importer.read(file, {"x": [1, 3, 32, 32]})
+    with pytest.raises(BadInput, match="no input z"):
+        importer.read(file, {"z": [1]})
+    with pytest.raises(BadInput, match="has 4 dimensions, not 1"):
+        importer.read(file, {"x": [1]})
+
+
+class Odd(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.eigvalsh(torch.special.i1(x)) + torch.special.i1e(x).sum()
+
+
+def test_all_operators_that_cannot_be_imported_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pt2"
+    torch.export.save(torch.export.export(Odd(), (torch.eye(3),)), path)
+    with pytest.raises(BadInput, match=r"net has operators that cannot be imported: .*\(1\), .*\(1\)"):
+        importer.to_relax(importer.read(path, {}), "net")
+
+
+def test_an_archive_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(b"PK\x03\x04 and nothing more")
+    with pytest.raises(BadInput, match=r"net\.pt2 is no program of torch\.export"):
+        importer.read(path, {})

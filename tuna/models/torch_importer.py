@@ -1,0 +1,139 @@
+"""Reads a program of `torch.export` (a .pt2 file) into Relax. Imports TVM and torch."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tuna.errors import BadInput, LibraryMissing
+
+#: The first bytes of a .pt2 file, which is a zip archive.
+MAGIC = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """An exported program, and the values of the extents that it leaves open, by their names."""
+
+    program: Any
+    sizes: Mapping[str, int]
+
+    @property
+    def version(self) -> str:
+        """Of torch, which imports it."""
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, shape and NumPy's name of the type of each input."""
+        return [
+            {
+                "name": name,
+                "shape": [self.sizes[extent] if isinstance(extent, str) else extent for extent in extents],
+                "dtype": str(kind).removeprefix("torch."),
+            }
+            for name, extents, kind in _inputs(self.program)
+        ]
+
+    def reference(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """PyTorch's own answers."""
+        import torch
+
+        with torch.no_grad():
+            answer = self.program.module()(*(torch.from_numpy(array) for array in inputs.values()))
+        return [part.numpy() for part in ([answer] if isinstance(answer, torch.Tensor) else answer)]
+
+    def to_relax(self, name: str) -> tvm.IRModule:
+        """The program as a Relax module; raises BadInput that names every operator which cannot be imported."""
+        from tvm.relax.frontend.torch import from_exported_program
+
+        try:
+            program = self.program.run_decompositions()
+        except Exception as error:  # torch raises whatever its decompositions do
+            raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+        missing = _unsupported(program)
+        if missing:
+            listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(missing.items()))
+            raise BadInput(f"{name} has operators that cannot be imported: {listed}.")
+        try:
+            module = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)
+            return relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
+        except Exception as error:  # TVM raises whatever its converters do
+            raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
+
+
+def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
+    """The program with inputs of these shapes, `batch` as the first extent of those that are not named.
+
+    Only extents that were exported as dynamic can be chosen. Raises BadInput.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise LibraryMissing("Programs of torch.export need PyTorch.", hint="pip install 'tuna[tvm,torch]'") from None
+    try:
+        program = torch.export.load(io.BytesIO(path.read_bytes()))
+    except Exception as error:  # torch, zipfile and the file system each have their own
+        raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
+    given = _inputs(program)
+    unknown = set(shapes) - {found for found, *_ in given}
+    if unknown:
+        there = ", ".join(found for found, *_ in given)
+        raise BadInput(f"{name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}")
+    sizes: dict[str, int] = {}
+    for found, extents, _ in given:
+        wanted = shapes.get(found)
+        if wanted is None and batch is not None and extents:
+            wanted = [batch, *extents[1:]]  # type: ignore[list-item]
+        _fix(found, extents, extents if wanted is None else wanted, sizes)
+    return TorchModel(program, sizes)
+
+
+def _fix(name: str, extents: Sequence[int | str], wanted: Sequence[int | str], sizes: dict[str, int]) -> None:
+    """Give the open extents of an input their values."""
+    if len(wanted) != len(extents):
+        raise BadInput(f"The input {name} has {len(extents)} dimensions, not {len(wanted)}.")
+    for extent, value in zip(extents, wanted, strict=True):
+        if isinstance(extent, int) and extent != value:
+            raise BadInput(
+                f"The input {name} was exported with an extent of {extent}, not {value}.",
+                hint="export it again: torch.export.export(model, inputs, dynamic_shapes=...)",
+            )
+        if isinstance(extent, str) and isinstance(value, int) and sizes.setdefault(extent, value) != value:
+            raise BadInput(f"The input {name} needs the extent {sizes[extent]} that another one has, not {value}.")
+    if any(isinstance(extent, str) and extent not in sizes for extent in extents):
+        example = ",".join("?" if isinstance(extent, str) else str(extent) for extent in extents)
+        raise BadInput(f"The input {name} has no fixed shape.", hint=f"give it with --shape {name}={example}")
+
+
+def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
+    """Name, extents (a name for one that is open) and type of each input that is no weight."""
+    wanted = set(program.graph_signature.user_inputs)
+    found = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in wanted:
+            value = node.meta["val"]
+            extents = [extent if isinstance(extent, int) else str(extent) for extent in value.shape]
+            found.append((str(node.name), extents, value.dtype))
+    return found
+
+
+def _unsupported(program: Any) -> Counter[str]:
+    """How often the program calls each operator that TVM's importer does not know."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    known = ExportedProgramImporter().convert_map
+    calls = (node for node in program.graph.nodes if node.op == "call_function")
+    return Counter(str(node.target) for node in calls if node.target.__name__ not in known)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
