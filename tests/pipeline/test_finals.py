@@ -10,9 +10,10 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs, states
+from test_coordinator import InProcess
 
 from tuna.artifacts import Artifacts
-from tuna.db import models
+from tuna.db import models, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Job
 from tuna.exports.record_query import records
@@ -23,13 +24,17 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim, finals
+from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.runner import Runner
 from tuna.pipeline.scope import Scope
+from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
+from tuna.workers.session_run import progress
 
 #: True milliseconds of Noop0 to Noop9; only the first three are close.
 TRUE_MS = [1.1, 1.0, 1.05, *range(3, 10)]
@@ -145,6 +150,29 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Call
     assert list(one.times_ms().items())[:4] == [("Noop1", 1.2), ("Noop2", 1.26), ("Noop0", 1.32), ("Noop3", 3.0)]
     assert [(row.state, row.name) for row in one.finals()] == [("evaluated", "Noop0")]
     assert one.load() == 0, "all that are close are from the same finals"
+    assert states(one.engine) == {"evaluated": 11}
+
+
+def test_a_coordinator_makes_them_and_is_done_after_them(
+    scene: Callable[..., Scene], redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, settings = scene(Noop0=0.85), get_settings()
+    monkeypatch.setattr(NoopLibrary, "run", lambda _, *given: one.machine.run(*given))
+    with reading(one.engine) as connection:
+        info, namespace = sessions.get(connection, one.session_id), sessions.namespace(connection)
+    celery = InProcess(Runner(redis_client, settings.lease_s, one.context))
+    work = SessionWork(one.session_id, namespace, info.environment, one.library)
+
+    def unfinished(*steps: str) -> int:
+        with reading(one.engine) as connection:
+            return progress(connection, one.library, one.session_id, steps).unfinished
+
+    Coordinator(one.engine, redis_client, celery, settings, work, ["build"]).run(
+        lambda: None, lambda: not unfinished("build")
+    )
+    assert (unfinished("build"), unfinished()) == (0, 10)
+    Coordinator(one.engine, redis_client, celery, settings, work).run(lambda: None, lambda: not unfinished())
+    assert (one.machine.measured, next(iter(one.times_ms()))) == ([("Noop0", "Noop1", "Noop2")], "Noop1")
     assert states(one.engine) == {"evaluated": 11}
 
 
