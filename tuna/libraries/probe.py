@@ -2,7 +2,7 @@
 
 It has two parts, both by the thread's CPU time: the loop of multiply-adds, which feels the clock frequency and a sibling
 hyperthread, and copies within half of the L2 cache, which feel who else uses the core's caches. It is tried several times
-within a fifth of a second, and the fastest counts: what else runs on the machine, or beside it on the same host, disturbs
+within a quarter of a second, and the fastest counts: what else runs on the machine, or beside it on the same host, disturbs
 for milliseconds at a time, and only what lasts longer is a drift.
 """
 
@@ -20,9 +20,9 @@ from tuna.libraries import fma_loop
 from tuna.sandbox.cpu_model import data_caches
 
 #: Tries of a probe, and the pause between them.
-_TRIES, _PAUSE_S = 5, 0.02
+_TRIES, _PAUSE_S = 8, 0.02
 _COPIES = 25
-_GEMM_SIZE, _GEMM_ROUNDS = 1024, 3
+_GEMM_SIZE = 1024
 _L2_BYTES = 512 << 10
 
 
@@ -40,7 +40,7 @@ class Probe:
 
 
 def probe(own_gflops: float | None = None) -> Probe:
-    """Run it now, within some 0.2 s; `own_gflops` is the peak by the library's own word, which replaces the loop's."""
+    """Run it now, within some 0.3 s; `own_gflops` is the peak by the library's own word, which replaces the loop's."""
     tries = [_once(own_gflops)]
     while len(tries) < _TRIES:
         time.sleep(_PAUSE_S)
@@ -77,12 +77,9 @@ def _buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gemm_gflops() -> float:
-    """The best of a few matrix products by NumPy: a yardstick for CPUs without a loop here, not their peak."""
+    """Of a matrix product by NumPy: a yardstick for CPUs without a loop here, not their peak."""
     generator = np.random.default_rng(0)
     a, b = (generator.random((_GEMM_SIZE, _GEMM_SIZE), dtype=np.float32) for _ in range(2))
-    best = float("inf")
-    for _ in range(_GEMM_ROUNDS):
-        started = time.perf_counter()
-        np.matmul(a, b)
-        best = min(best, time.perf_counter() - started)
-    return 2 * _GEMM_SIZE**3 / best / 1e9
+    started = time.perf_counter()
+    np.matmul(a, b)
+    return 2 * _GEMM_SIZE**3 / (time.perf_counter() - started) / 1e9
