@@ -31,6 +31,12 @@ def test_each_setting_is_in_the_documents(name: str) -> None:
     assert f"`TUNA_{name.upper()}`" in USAGE
 
 
+def test_each_group_of_entry_points_is_in_the_documents() -> None:
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    groups = [group for group in PROJECT["project"]["entry-points"] if not group.endswith(".simulated")]
+    assert [group for group in groups if f"`{group}`" not in pages and f'"{group}"' not in pages] == []
+
+
 @pytest.mark.parametrize("cause", Cause)
 def test_each_cause_is_in_the_documents(cause: Cause) -> None:
     assert f"`{cause.value}`" in USAGE

@@ -66,6 +66,20 @@ def test_secrets_are_never_overwritten(secrets: Path) -> None:
     assert {path: path.read_bytes() for path in secrets.iterdir()} == before
 
 
+def test_an_address_can_be_given_later(tmp_path: Path) -> None:
+    """U8: the passwords stay, and workers of other machines get a file for the address."""
+    shutil.copy(DOCKER / "make-secrets", tmp_path)
+    subprocess.run([tmp_path / "make-secrets"], capture_output=True, check=True)
+    before = {path: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
+    for address in ("tuna.example.com", "10.0.0.7"):
+        subprocess.run([tmp_path / "make-secrets", address], capture_output=True, check=True)
+        remote = tmp_path / "secrets" / "worker-remote.toml"
+        password = (tmp_path / "secrets" / "redis-password").read_text()
+        assert remote.read_text() == f'broker_url = "redis://tuna:{password}@{address}:6379/0"\n'
+        assert remote.stat().st_mode & 0o077 == 0
+        assert {path: path.read_bytes() for path in (tmp_path / "secrets").iterdir() if path != remote} == before
+
+
 @pytest.mark.parametrize("address", ['x"\ny = 1', "a b", "host;ls", "$(id)", "--help"])
 def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
     shutil.copy(DOCKER / "make-secrets", tmp_path)

@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """The seeds' tuna/example/load_job.py: a job of the example library; see `./load_job.py --help`."""
 
-from tuna.cli.mituna.load_job import main
+import sys
+from pathlib import Path
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tuna.script import run
+
+    run("tuna.cli.mituna.load_job", "main")
