@@ -162,11 +162,12 @@ def test_a_model_is_built_as_it_was_tuned(home: Path, monkeypatch: pytest.Monkey
     doubles = {name: create_autospec(getattr(api, name), return_value=answer) for name, answer in answers.items()}
     for name, double in doubles.items():
         monkeypatch.setattr(api, name, double)
-    model = tuna.open().tune("nets/net.onnx", batch=8, candidates=2, winograd=False)
+    model = tuna.open().tune("nets/net.onnx", minutes=5, batch=8, candidates=2, winograd=False)
     assert model == Model(f"net@{stored.version}", winograd=False, errored=1)
     assert model.build("net.so") == "built"  # type: ignore[comparison-overlap]
     assert doubles["import_model"].call_args.args == ("net", Path("nets/net.onnx"))
-    assert doubles["tune_model"].call_args.kwargs["winograd"] is False
+    asked = doubles["tune_model"].call_args.kwargs
+    assert (asked["winograd"], asked["minutes"], asked["candidates"]) == (False, 5, 2)
     assert doubles["build_model"].call_args.args == (model.name, Path("net.so"))
     assert doubles["build_model"].call_args.kwargs["winograd"] is False
     assert tuna.open().model("net").name == model.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from tuna.reports.result_rows import DEFAULT_LIMIT, ResultFilter, ResultRows, mo
 if TYPE_CHECKING:
     from tuna.db.overview import Overview
     from tuna.models.coverage import Coverage
+    from tuna.workers.session_run import Progress
 
 
 def connect(home: str | os.PathLike[str] | None) -> Tuna:
@@ -46,22 +47,24 @@ class Tuna:
         self,
         model: str | os.PathLike[str],
         *,
+        minutes: float | None = None,
         name: str | None = None,
         batch: int | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
         candidates: int = 4,
         winograd: bool = True,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> Model:
-        """Import an ONNX file and tune its tasks on this machine; what another model has is not tuned again.
+        """Import an ONNX file or a program of `torch.export` and tune its tasks on this machine, `minutes` at most.
 
-        `name`: default the file's; `batch`: first extent of the inputs that `shapes` does not name. Interrupted, the same
-        call goes on.
+        What another model has is not tuned again. `name`: default the file's; `batch`: first extent of the inputs that
+        `shapes` does not name. Interrupted, the same call goes on.
         """
         self._check()
         path = Path(model)
         stored = api.import_model(name or path.stem, path, batch=batch, shapes=shapes).model
         found = Model(f"{stored.name}@{stored.version}", winograd=winograd)
-        return found.tune(candidates=candidates)
+        return found.tune(minutes=minutes, candidates=candidates, on_progress=on_progress)
 
     def model(self, name: str) -> Model:
         """An imported model, `NAME` (the latest) or `NAME@VERSION`."""
@@ -143,14 +146,24 @@ class Model:
     winograd: bool = field(default=True, kw_only=True)
     errored: int = field(default=0, kw_only=True)  #: jobs that failed for good when it was tuned
 
-    def tune(self, *, candidates: int = 4) -> Model:
-        """Tune its tasks; what has a result is not measured again."""
-        tuned = api.tune_model(self.name, candidates=candidates, winograd=self.winograd)
+    def tune(
+        self,
+        *,
+        minutes: float | None = None,
+        candidates: int = 4,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Model:
+        """Tune its tasks, for so many minutes at most; what has a result is not measured again."""
+        tuned = api.tune_model(
+            self.name, candidates=candidates, winograd=self.winograd, minutes=minutes, on_progress=on_progress
+        )
         return Model(self.name, winograd=self.winograd, errored=tuned.errored)
 
-    def build(self, output: str | os.PathLike[str], *, session_id: int | None = None) -> api.BuiltModel:
-        """Build the shared library `output`, check its answer and time it."""
-        return api.build_model(self.name, Path(output), session_id=session_id, winograd=self.winograd)
+    def build(
+        self, output: str | os.PathLike[str], *, session_id: int | None = None, golden: int | None = None
+    ) -> api.BuiltModel:
+        """Build the shared library `output` with the winners of a session, a golden version or all; check and time it."""
+        return api.build_model(self.name, Path(output), session_id=session_id, golden=golden, winograd=self.winograd)
 
     def tasks(self) -> list[api.ModelTask]:
         """Its tasks, with how often it calls each and the fastest kernel."""
