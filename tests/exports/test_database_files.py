@@ -54,7 +54,7 @@ def put(path: Path, *lines: str) -> Path:
 
 
 @given(st.dictionaries(perf_keys, st.dictionaries(words, words, min_size=1, max_size=3), max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_perf_db_in_text_reads_back(tmp_path: Path, rows: dict[PerfKey, dict[str, str]]) -> None:
     records = [PerfRecord(key, solver, params) for key, found in rows.items() for solver, params in found.items()]
     with open(tmp_path / "x.db.txt", "wb") as stream:

@@ -26,7 +26,7 @@ from tuna.libraries.tvm.tvm_db import TunedLayer, TunedRecord
 FORMAT_2 = ("gfx942130.HIP.fdb.txt.head", "gfx90a68.HIP.fdb.txt.head", "gfx90878.HIP.fdb.txt.head")
 KEY = "64-28-28-3x3-64-28-28-16-1x1-1x1-1x1-0-NCHW-FP32-F"
 
-files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 printable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 words = printable.filter(find_db.is_word)
 #: Times as a find db holds them: what is written again with six digits.

@@ -58,7 +58,7 @@ records = st.builds(
 
 @pytest.mark.parametrize("exporter", BOTH)
 @given(found=st.lists(records, max_size=5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_records_read_back(tmp_path: Path, exporter: JsonExporter | CsvExporter, found: list[ResultRecord]) -> None:
     assert exporter.write_records(tmp_path / "x", found) == len(found)
     assert list(exporter.read(tmp_path / "x")) == found

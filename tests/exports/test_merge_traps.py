@@ -38,7 +38,7 @@ def read(path: Path) -> Database:
 
 @pytest.mark.parametrize("keep_keys", [False, True])
 @given(old=databases, new=databases)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_keys_of_both_files_are_in_the_merged_one_and_the_target_wins(
     tmp_path: Path, keep_keys: bool, old: Database, new: Database
 ) -> None:

@@ -71,6 +71,7 @@ class Cluster:
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
         (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
         self.log.touch()
+        (self.folder / "tuna.toml").touch()
         try:
             _mount(self._artifacts)
             self._servers["redis"] = [
@@ -199,8 +200,8 @@ class Cluster:
     def _program(self, name: str) -> list[str]:
         if name == "coordinator":
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
-        python, _, *words = worker_command(WorkerSpec(name))  # as `tuna worker` does
-        return [python, stepped_clock.__file__, *words]
+        words = worker_command(WorkerSpec(name))  # as `tuna worker` does
+        return [sys.executable, stepped_clock.__file__, *words[words.index("celery") :]]
 
     def _redis(self) -> redis.Redis:
         return redis.Redis(self._address, socket_timeout=5)

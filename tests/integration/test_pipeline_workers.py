@@ -81,6 +81,7 @@ def test_a_wiped_redis_costs_only_the_work_in_flight(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
+@pytest.mark.drill(only=True)  # test_seed_commands.py has RabbitMQ too
 def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
     engine: sa.Engine,
     processes: Processes,

@@ -1,6 +1,6 @@
 """Every command line that the seed document prints runs as printed, in order, against the double of fin.
 
-What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of three layers. Each script is
+What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of one layer. Each script is
 a program of its own when it is first typed, and a call within this process after that, which starts sooner.
 """
 
@@ -129,8 +129,8 @@ def terminals(
         (checkout / name).symlink_to(ROOT / name)
     (tmp_path / "utils" / "recurrent_cfgs").mkdir(parents=True)
     lines = (ROOT / "tuna/data/resnet50_b1.txt").read_text().splitlines()
-    layers = list(dict.fromkeys(line for line in lines if " conv" in line))
-    (tmp_path / "utils/recurrent_cfgs/resnet50.txt").write_text("\n".join(layers[1:4]))
+    layer = next(line for line in lines if "-y 3" in line)
+    (tmp_path / "utils/recurrent_cfgs/resnet50.txt").write_text(f"{layer}\n")
     rocm = install(tmp_path / "rocm", arch="gfx908", num_cu=120, marked=False)
     paths = [str(Path(sys.executable).parent), str(tmp_path / "rocm" / "bin"), os.environ["PATH"]]
     for name, value in {"PATH": ":".join(paths), **rocm}.items():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared_data import DRILLS
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json
 from tuna.configs.task import ACTIVATIONS
@@ -38,7 +39,11 @@ ROUNDING = 5e-6
 CPUS = {"x86_64": ("x86-64", "haswell", "skylake-avx512"), "aarch64": ("generic",)}
 FEATURES = {"x86-64": "sse2", "haswell": "avx2", "skylake-avx512": "avx512f", "generic": "neon"}
 TUNED = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=10 * DRILLS,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 
 

@@ -170,36 +170,39 @@ import tvm
 from tuna.configs import from_json
 from tuna.libraries import reference
 from tuna.libraries.tvm import workloads
-def kernel(config):
-    return tvm.tirx.build(workloads.make(sys.argv[1], config), target=tvm.target.Target({"kind": "llvm"}))["main"]
-big, *configs = map(from_json, json.loads(sys.argv[2]))
-poison, problem = kernel(big), reference.make(big)
-for config in configs:
-    checked, run = reference.make(config), kernel(config)
-    poison(*(tvm.runtime.tensor(np.full_like(a, np.nan)) for a in (*problem.inputs, problem.blank())))
-    arguments = [tvm.runtime.tensor(a) for a in (*checked.inputs, checked.blank())]
-    run(*arguments)
-    print(checked.error(arguments[-1].numpy()) <= checked.tolerance)
+def kernel(solver, config):
+    return tvm.tirx.build(workloads.make(solver, config), target=tvm.target.Target({"kind": "llvm"}))["main"]
+big, *configs = map(from_json, json.loads(sys.argv[1]))
+problem, problems = reference.make(big), [reference.make(config) for config in configs]
+for solver in sys.argv[2:]:
+    poison = kernel(solver, big)
+    for config, checked in zip(configs, problems):
+        run = kernel(solver, config)
+        poison(*(tvm.runtime.tensor(np.full_like(a, np.nan)) for a in (*problem.inputs, problem.blank())))
+        arguments = [tvm.runtime.tensor(a) for a in (*checked.inputs, checked.blank())]
+        run(*arguments)
+        print(checked.error(arguments[-1].numpy()) <= checked.tolerance)
 """
 
 
-@pytest.mark.parametrize("solver", [WINOGRAD, NCHW, NHWC, BLOCKED, IM2COL])
-def test_no_kernel_reads_what_it_did_not_write(tvm_here: None, solver: str) -> None:
+def test_no_kernel_reads_what_it_did_not_write(tvm_here: None) -> None:
     """TOPI's winograd did where the output is not whole tiles: right as long as small numbers lay in that memory."""
-    sizes = [conv(in_h=h, in_w=w) for h, w in ((32, 32), (8, 8), (7, 7), (9, 10), (11, 14))]
+    checked = ((7, 7), (11, 14)) if DRILLS == 1 else ((8, 8), (7, 7), (9, 10), (11, 14))
+    sizes = [conv(in_h=h, in_w=w) for h, w in ((32, 32), *checked)]
     layers = json.dumps([config.to_json() for config in (*sizes, conv(**{**LAST, "in_h": 7, "in_w": 9, "pad_w": 0}))])
-    command = [sys.executable, "-c", POISONED, solver, layers]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    solvers = [WINOGRAD, NCHW, NHWC, BLOCKED, IM2COL]
+    command = [sys.executable, "-c", POISONED, layers, *solvers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["True"] * 5
+    assert done.stdout.split() == ["True"] * len(solvers) * (len(checked) + 1)
 
 
 def _sample(cases: list[tuple[str, Config]]) -> list[tuple[str, Config]]:
-    """Every third case and one of each solver at least; all with TUNA_TEST_DRILLS."""
+    """Every sixth case and one of each solver at least; all with TUNA_TEST_DRILLS."""
     if DRILLS > 1:
         return cases
     return [
-        case for index, case in enumerate(cases) if index % 3 == 0 or case[0] not in {name for name, _ in cases[:index]}
+        case for index, case in enumerate(cases) if index % 6 == 0 or case[0] not in {name for name, _ in cases[:index]}
     ]
 
 
@@ -209,11 +212,12 @@ def _sample(cases: list[tuple[str, Config]]) -> list[tuple[str, Config]]:
 def test_scheduled_kernels_answer_as_the_reference(bench: Bench, solver: str, config: Config) -> None:
     ((_, applicable),) = bench.library.applicable([config], ANYWHERE)
     assert solver in applicable
-    built = bench.compile(config, solver)
+    count = min(DRILLS, 2)
+    built = bench.compile(config, solver, candidates=count)
     assert built.ok, built.output_tail
-    assert [trial.cause for trial in built.trials] == [None, None]
+    assert [trial.cause for trial in built.trials] == [None] * count
     measured = bench.evaluate(config, solver, [trial.artifact for trial in built.trials])
-    assert [trial.output_tail for trial in measured.trials] == ["", ""]
+    assert [trial.output_tail for trial in measured.trials] == [""] * count
     for trial in measured.trials:
         assert trial.max_error is not None
         assert trial.time_ms is not None

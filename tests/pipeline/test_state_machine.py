@@ -17,6 +17,7 @@ from databases import SqliteTemplate
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from jobs_builder import make_jobs
+from shared_data import DRILLS
 from state_machine import Machine, answer_to, choose
 from state_machine_parts import CAUSES, HISTORY, LIBRARY, LIE, MAX, MAX_FREE, NOBODY, PICK, STEPS, Died, Scene
 
@@ -29,7 +30,9 @@ from tuna.pipeline.messages import ReportKind
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
-SETTINGS = hypothesis.settings(max_examples=25, stateful_step_count=50, deadline=None, derandomize=True)
+SETTINGS = hypothesis.settings(
+    max_examples=15 if DRILLS == 1 else 200, stateful_step_count=50, deadline=None, derandomize=True
+)
 #: Longer than an example on the busiest machine.
 AN_HOUR_S = 3600.0
 

@@ -49,6 +49,7 @@ def test_its_own_tests_run_the_contract(installed: Path, site: Path, run_module:
     assert "skipped" not in printed
 
 
+@pytest.mark.drill(only=True)  # test_own_kind.py shows it of another plug-in
 def test_it_is_tuned_by_real_workers_reported_and_exported(
     site: Path,
     home: Path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -34,10 +34,14 @@ def layer(direction: int = 1) -> Config:
 class _Ours(LibraryContract):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    def home(
+        cls, tmp_path_factory: pytest.TempPathFactory, knows_machine: Callable[[Path], None]
+    ) -> Iterator[pytest.MonkeyPatch]:
         """A TUNA_HOME of the class's own."""
+        folder = tmp_path_factory.mktemp("home")
+        knows_machine(folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TUNA_HOME", str(tmp_path_factory.mktemp("home")))
+            patch.setenv("TUNA_HOME", str(folder))
             get_settings.cache_clear()
             yield patch
         get_settings.cache_clear()
@@ -106,7 +110,8 @@ class TestTvm(_Ours):
 
 
 class TestOneDnn(_Ours):
-    max_jobs = 2
+    job_options: ClassVar = {"candidates": 2}
+    max_jobs = 1  # its finalists are measured in processes that cannot be forked
 
     @pytest.fixture(scope="class")
     @classmethod
