@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,24 @@ def single_attempt_client(url: str, wait_s: float) -> redis.Redis:
 def is_full(error: BaseException) -> bool:
     """True if Redis refused a command because maxmemory is reached; the class differs between scripts and versions."""
     return isinstance(error, redis.ResponseError) and "maxmemory" in str(error)
+
+
+#: What a Redis answers that cannot take writes now: during a failover, without its replicas, while it cannot save or loads its
+#: data, or runs a long script. Within a script the code follows other words.
+_UNABLE = re.compile(
+    r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only replica"
+)
+
+
+def is_outage(error: BaseException) -> bool:
+    """True if Redis is unreachable or takes no writes for a while, so that the same command may succeed later.
+
+    Not after an authentication error: a password that was refused will be refused again.
+    """
+    if isinstance(error, redis.ResponseError):
+        return not isinstance(error, redis.exceptions.NoPermissionError) and _UNABLE.search(str(error)) is not None
+    away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+    return away and not isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from tuna.pipeline import runner
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, ReportKind
 from tuna.pipeline.results import ResultStream
+from tuna.redis_client import is_outage as is_outage_of_redis
 
 
 class _Full(FaultLibrary):
@@ -91,6 +92,23 @@ def test_a_server_that_is_away_is_told_from_one_that_refuses(code: int, away: bo
     explained = DatabaseError("words")
     explained.__cause__ = error
     assert is_outage(explained) is away
+
+
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ("READONLY You can't write against a read only replica.", True),
+        ("NOREPLICAS Not enough good replicas to write.", True),
+        ("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", True),
+        ("Error running script (call to f_43): @user_script:9: -NOREPLICAS Not enough good replicas to write.", True),
+        ("BUSY Redis is busy running a script.", True),
+        ("BUSYGROUP Consumer Group name already exists", False),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
+    ],
+)
+def test_a_redis_that_takes_no_writes_for_a_while_is_told_from_one_that_refuses(text: str, away: bool) -> None:
+    assert is_outage_of_redis(redis.ResponseError(text)) is away
+    assert not is_outage_of_redis(redis.AuthenticationError(text))
 
 
 def test_a_server_that_nobody_started_is_away() -> None:

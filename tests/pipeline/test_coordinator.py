@@ -26,11 +26,14 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.pipeline import coordinator as coordination
+from tuna.pipeline.claim import claim
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.drain import Drain
+from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import DEVICE_WAIT_S, Runner
+from tuna.pipeline.scope import Scope
 from tuna.pipeline.winners import Winners
 from tuna.settings import get_settings
 from tuna.workers.session_run import progress
@@ -150,6 +153,24 @@ def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(redis_client: redi
         redis_client.set("ours", "no list")
         with pytest.raises(redis.ResponseError):
             queue_depth(connection, "ours")
+
+
+def test_a_lost_message_is_found_while_another_queue_is_full(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, steps = make(), ("build", "measure")
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).where(Job.id % 2 == 1).values(step="measure", state="compiled"))
+        scope = Scope(1, LIBRARY)
+        chunks = {name: claim(connection, scope, LIBRARY.step(name), 5)[0].id for name in steps}
+        connection.execute(sa.update(Job).values(leased_at=utc_now() - timedelta(minutes=1)))
+        namespace = sessions.namespace(connection)
+    Leases(redis_client, namespace, 30.0).open(chunks.values())
+    monkeypatch.setattr(coordinator, "_depth", lambda queue: 7 if queue.startswith("compile") else 0)
+    coordinator.reap()
+    with reading(engine) as connection:
+        held = set(connection.execute(sa.select(Job.chunk).where(Job.chunk.is_not(None))).scalars())
+    assert held == {chunks["build"]}
 
 
 def test_after_an_outage_workers_have_time_to_renew_their_leases(

@@ -275,6 +275,17 @@ def test_an_artifact_that_the_server_would_hang_up_on_fails_its_own_job_only(
     assert "max_allowed_packet" in text
 
 
+def test_a_report_that_is_longer_than_one_statement_may_be_is_written(engine: sa.Engine, drain: Drain) -> None:
+    session_id = make_jobs(engine, 1)
+    long = tuple(Trial(index=n, params="x" * (1 << 20), time_ms=1.5, times_ms=(1.5,)) for n in range(26))
+    chunks = _claim(engine, session_id)
+    entries = _entries(chunks[:1])
+    report = entries[1].report
+    results = (report.results[0].model_copy(update={"trials": long}), *report.results[1:])
+    drain.write([entries[0], Entry("2-0", report.model_copy(update={"results": results})), *_entries(chunks[1:])])
+    assert states(engine) == {"compiled": 10}
+
+
 def test_a_result_that_the_database_refuses_is_recorded_and_keeps_no_other_out(engine: sa.Engine, drain: Drain) -> None:
     session_id = make_jobs(engine, 1, steps="measure")
     entries = _entries(_claim(engine, session_id, "measure"))

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,8 +76,8 @@ def is_nearly_full(client: redis.Redis) -> bool:
 
 def _is_transient(error: Exception) -> bool:
     """Whether a retry may succeed: a server is unreachable, or Redis is so full of results that it only permits draining."""
-    away = (redis.ConnectionError, redis.TimeoutError, OperationalError, ConnectionError, StoreUnavailable)
-    return isinstance(error, away) or is_outage(error) or redis_client.is_full(error)
+    away = (redis.ConnectionError, OperationalError, ConnectionError, StoreUnavailable)
+    return isinstance(error, away) or redis_client.is_outage(error) or is_outage(error) or redis_client.is_full(error)
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ class Coordinator:
             steps = [step.name for step in self._work.library.every_step]
             old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
             unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
-        gone = set(self._leases.missing(old)) | unwanted
-        gone |= self._lost_in_queue(set(old) - gone - set(expired))
+        gone = set(self._leases.missing(list(old))) | unwanted
+        gone |= self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
         if not expired and not gone:
             return
         self._drain_all()  # reports sent before a worker was lost count
@@ -303,12 +303,13 @@ class Coordinator:
             worker_lost=worker_lost,
         )
 
-    def _lost_in_queue(self, old: set[str]) -> set[str]:
-        """Untaken chunks although no queue holds a message any more: their messages were lost."""
-        untaken = old & set(self._leases.untaken())
-        if not untaken or any(self._depth(self._queue(step)) for step in self._work.library.steps):
+    def _lost_in_queue(self, old: Mapping[str, str]) -> set[str]:
+        """Untaken chunks although their step's queue holds no message any more: their messages were lost."""
+        steps = {old[chunk] for chunk in old.keys() & set(self._leases.untaken())}
+        empty = {step for step in steps if not self._depth(self._queue(self._work.library.step(step)))}
+        if not empty:
             return set()
-        return untaken & set(self._leases.untaken())
+        return {chunk for chunk in self._leases.untaken() if old.get(chunk) in empty}
 
     def _depth(self, queue: str) -> int:
         with self._celery.connection_for_read() as connection:

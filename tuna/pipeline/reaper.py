@@ -13,7 +13,7 @@ from tuna.vocabulary import IN_FLIGHT
 
 #: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size of the session.
 ORPHANS = (
-    sa.select(Job.chunk)
+    sa.select(Job.chunk, Job.step)
     .where(
         Job.session_id == sa.bindparam("session"),
         Job.step.in_(sa.bindparam("steps", expanding=True)),
@@ -24,10 +24,10 @@ ORPHANS = (
 )
 
 
-def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], before: datetime) -> list[str]:
-    """Chunks that SQL holds to be in flight, in one of `steps`, since `before` or longer."""
+def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], before: datetime) -> dict[str, str]:
+    """Chunks that SQL holds to be in flight, in one of `steps`, since `before` or longer; the step of each."""
     found = connection.execute(ORPHANS, {"session": session_id, "steps": list(steps), "before": before})
-    return [chunk for chunk in found.scalars() if chunk is not None]
+    return {row.chunk: row.step for row in found if row.chunk is not None}
 
 
 def wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:

@@ -51,8 +51,7 @@ class LeaseLost(Exception):
 
 def _is_transient(error: Exception) -> bool:
     """Whether a retry may succeed; not after an authentication error, for the worker was revoked."""
-    away = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.AuthenticationError)
-    return away or redis_client.is_full(error)
+    return redis_client.is_outage(error) or redis_client.is_full(error)
 
 
 class _Heartbeat:

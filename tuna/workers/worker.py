@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import redis
+import structlog
 from celery import Celery, signals
 
 from tuna import celery_internals, logs
-from tuna.errors import BadInput, TunaError
+from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.membership import compatibility
 from tuna.membership.control import ControlListener
 from tuna.pipeline.connection import connect, ensure_services
@@ -25,6 +27,8 @@ from tuna.pipeline.worker_process import WorkerProcess
 from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
+
+log = structlog.get_logger(__name__)
 
 #: Queues that a worker replaces by those that its machine can serve.
 ROLES = ("compile", "eval")
@@ -136,4 +140,7 @@ class Worker:
         if self._shutdown.asked:
             shutdown.return_chunk(self._settings, chunk)
         else:
-            Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
+            try:
+                Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
+            except (redis.RedisError, ServiceError) as error:  # the lease expires by itself
+                log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
