@@ -162,6 +162,13 @@ def test_the_ranking_begins_with_the_best_of_each_family() -> None:
     assert {family.name for family, _ in ranked(layer, [FAMILIES["direct"]])} == {"direct"}
 
 
+def test_weights_that_come_from_memory_make_smaller_ones_worth_more_products() -> None:
+    """On 512@7 F(4 x 4) has half of F(2 x 2)'s products and 2.25 times its bytes."""
+    layer = layer_for(target_of("avx2"), conv(in_channels=512, out_channels=512, in_h=7, in_w=7))
+    assert ranked(layer)[0][0].name == "winograd4"
+    assert ranked(layer, cold_weights=True)[0][0].name == "winograd2"
+
+
 def test_a_record_of_a_candidate_builds_it_again(tmp_path: Path) -> None:
     """Without this package: the trace and the workload are TVM's own JSON."""
     target, layer = target_of("avx512"), layer_for(target_of("avx512"), conv())

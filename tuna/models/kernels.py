@@ -77,7 +77,8 @@ def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
     layer = layer_of(task.core, Mode(task.layouts), target, Epilogue(task.epilogue))
     if layer is None:
         return None
-    order = ranked(layer, [family for family in FAMILIES.values() if winograd or "winograd" not in family.name])
+    families = [family for family in FAMILIES.values() if winograd or "winograd" not in family.name]
+    order = ranked(layer, families, cold_weights=True)
     if not order:
         return None
     family, index = order[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ from tuna.libraries.tvm.kernels.stages import Layer
 
 #: Times the least estimate beyond which the best point of a family is not tried early.
 _FAR = 2.0
+#: Bytes a cycle by which weights that come from memory are slower than an estimate says, measured.
+_MEMORY_BYTES = 8.0
 #: What the place in a family's own order adds to an estimate: the order also knows what has no estimate.
 _LATER = 0.01
 
@@ -48,6 +51,9 @@ class Family:
     cycles: Callable[[Any, Any], float]  #: estimated for a point of the space, comparable between families
     apply: Callable[[Any, Any, Any], None]  #: applies a point of the space to a schedule of the workload
     direction: Direction = Direction.FORWARD  #: of the layers' shapes that it takes
+    packed_taps: int | None = (
+        None  #: values that the taps of one input and output channel become; None: as many as there are
+    )
 
     def candidate(self, layer: Layer | gemm.Product, index: int) -> Schedule:
         """The schedule of point `index`; its trace has the index as the decision of a `sample_categorical`."""
@@ -74,6 +80,11 @@ class Family:
         sch.annotate(sch.get_sblock("root"), params.OWN, text)
 
 
+def _weight_bytes(family: Family, sizes: shape.ConvShape) -> int:
+    taps = family.packed_taps or math.prod(sizes.filter)
+    return 4 * taps * sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+
+
 def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
     return sch.sample_categorical(list(range(count)), [1.0 / count] * count, decision)
 
@@ -97,7 +108,13 @@ FAMILIES: dict[str, Family] = {
         _family("direct", direct, coverage.direct),
         _family("depthwise", depthwise, coverage.depthwise),
         _family("pointwise", pointwise, coverage.pointwise),
-        *(_family(f"winograd{outputs}", winograd, coverage.winograd, outputs=outputs) for outputs in winograd.OUTPUTS),
+        *(
+            replace(
+                _family(f"winograd{outputs}", winograd, coverage.winograd, outputs=outputs),
+                packed_taps=(outputs + coverage.TAPS - 1) ** 2,
+            )
+            for outputs in winograd.OUTPUTS
+        ),
     )
 }
 
@@ -123,17 +140,20 @@ def layer_of(config: Config, mode: Mode, target: Any, epilogue: Epilogue = NOTHI
     return Layer(shape.of(config, cpu.floats), mode, cpu, epilogue)
 
 
-def ranked(layer: Layer, families: Iterable[Family] = FAMILIES.values()) -> list[tuple[Family, int]]:
+def ranked(
+    layer: Layer, families: Iterable[Family] = FAMILIES.values(), *, cold_weights: bool = False
+) -> list[tuple[Family, int]]:
     """The points of all families that apply, as (family, index in its space), by estimated cycles, the best first.
 
-    Estimates of different families are the less sure, so that the best of each that is not far behind the best of all comes before
-    the rest.
+    With `cold_weights` they come from memory, as in a model, whose other layers have used the caches since the last run. Estimates
+    of different families are the less sure, so that the best of each that is not far behind the best of all comes before the rest.
     """
     found = []
     for family in families:
         if family.direction is layer.shape.direction and family.applies(layer.shape, layer.mode):
-            points = enumerate(family.space(layer))
-            found += [(family.cycles(layer, point) * (1 + _LATER * index), index, family) for index, point in points]
+            cold = _weight_bytes(family, layer.shape) / _MEMORY_BYTES if cold_weights else 0.0
+            for index, point in enumerate(family.space(layer)):
+                found.append(((family.cycles(layer, point) + cold) * (1 + _LATER * index), index, family))
     least = min((cycles for cycles, *_ in found), default=0.0)
     found.sort(key=lambda entry: (entry[1] > 0 or entry[0] > _FAR * least, entry[0], entry[1]))
     return [(family, index) for _, index, family in found]
