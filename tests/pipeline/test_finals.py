@@ -252,12 +252,17 @@ def test_finals_are_jobs_like_others(scene: Callable[..., Scene]) -> None:
     assert one.load() == 0, "a person may retry them"
 
 
-def test_a_result_that_changed_meanwhile_is_left_alone(scene: Callable[..., Scene]) -> None:
+def test_a_result_that_changed_meanwhile_and_what_is_no_rival_are_left_alone(scene: Callable[..., Scene]) -> None:
     one = scene(Noop0=0.85).tuned()
     one.load()
     entries = one.work(FINALS)
     with writing(one.engine) as connection:
         connection.execute(sa.update(FindDb).where(FindDb.params == "pNoop0").values(params="newer"))
-    one.machine.factors = {}
-    one.drain.write(entries)
+    report = entries[0].report
+    assert report is not None
+    (result,) = report.results
+    many = tuple(Trial.model_construct(index=index, params="x", time_ms=1.0) for index in range(50_000, 83_000))
+    changed = result.model_copy(update={"trials": (*result.trials, *many)})
+    one.drain.write([Entry("1-0", report.model_copy(update={"results": (changed,)}))])
+    assert one.drain.counts.accepted == 21, "as the two steps of ten jobs, in spite of what else it names"
     assert one.times_ms()["Noop0"] == pytest.approx(0.85 * 1.1)

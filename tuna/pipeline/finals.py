@@ -78,11 +78,11 @@ def write(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequen
         job = jobs[result.job_id]
         measured = {trial.index: trial for trial in result.trials}
         query = sa.select(FindDb.id, FindDb.job_id, FindDb.trial_number, FindDb.params).where(
-            FindDb.id.in_(list(measured)), FindDb.session_id == job.session_id, FindDb.config_id == job.config_id
+            FindDb.session_id == job.session_id, FindDb.config_id == job.config_id
         )
         for row in connection.execute(query).all():
-            trial = measured[row.id]
-            if trial.params != row.params:
+            trial = measured.get(row.id)  # not by what the worker names, which may be any number of ids
+            if trial is None or trial.params != row.params:
                 continue
             values: dict[str, Any] = {"final_job_id": job.id, "updated_at": utc_now()}
             if trial.cause is not None or trial.time_ms is None:
