@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -67,20 +68,28 @@ def tune_model(
     if minutes is None:
         _load(session.id, waiting, len(waiting))
     budget = None if minutes is None else tuning.Budget(60 * minutes)
-    before: list[int] = []
+    seen: list[Progress] = []
 
     def follow(state: Progress) -> None:
-        if budget is not None and waiting:
-            before.append(state.finished)
-            more = budget.more(time.monotonic() - started, state.finished - before[0], state.unfinished)
-            _load(session.id, waiting, more)
+        seen.append(state)
         if on_progress is not None:
             on_progress(state)
+        elapsed_s = time.monotonic() - started
+        if budget is not None and state.unfinished:
+            if elapsed_s > budget.seconds:
+                raise _TimeIsUp
+            _load(session.id, waiting, budget.more(elapsed_s, state.finished - seen[0].finished, state.unfinished))
 
     if budget is not None:
         _load(session.id, waiting, budget.AHEAD)
-    errored = jobs.run(session.id, on_progress=follow).errored if tasks else 0
-    return replace(tuned, added=tuned.wanted - len(waiting), errored=errored)
+    if tasks:
+        with contextlib.suppress(_TimeIsUp):
+            jobs.run(session.id, on_progress=follow)
+    return replace(tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0)
+
+
+class _TimeIsUp(Exception):
+    """Ends the run of a session; workers may finish what they have begun (`shutdown_s`), the rest is for the next run."""
 
 
 def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:

@@ -121,7 +121,7 @@ def _replaced(block: Any, names: set[str]) -> Any:
         value = binding.value
         if _called(value) in names:
             call = relax.op.call_dps_packed(_PREFIX + _called(value), value.args[1], value.ty_args[0])
-            binding = relax.VarBinding(binding.var, call)
+            binding = relax.VarBinding(binding.var, relax.BlockBuilder().normalize(call))
         bindings.append(binding)
     return type(block)(bindings)
 

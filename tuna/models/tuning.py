@@ -76,14 +76,14 @@ class Budget:
     _FIRST_S = 6.0
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._began: tuple[float, int] | None = None
 
     def more(self, elapsed_s: float, finished: int, unfinished: int) -> int:
         """How many jobs to load now; `finished` and `unfinished` are numbers of jobs since the start."""
         if finished and self._began is None:
             self._began = elapsed_s, finished
-        left_s = self._seconds - elapsed_s
+        left_s = self.seconds - elapsed_s
         fitting = int(left_s / self._pace_s(elapsed_s, finished)) - unfinished
         return max(0, min(self.AHEAD - unfinished, fitting))
 
