@@ -20,7 +20,7 @@ from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
 from tuna.libraries.fma_loop import CHAINS, FmaLoop
 from tuna.libraries.intervals import half_width, median_interval
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import RIVAL_PROCESSES, Contest, Limits, Measurement
+from tuna.libraries.measurement import FINALISTS, RIVAL_PROCESSES, Contest, Limits, Measurement
 from tuna.libraries.repeats import Repeat, Sampler
 from tuna.sandbox.processes import ChildCrashed
 
@@ -303,7 +303,8 @@ class Machine:
     def measured(self, highest: float = 0.0) -> Any:
         paths = {index: Path(f"/{index}") for index in range(len(self.times_ms))}
         known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
-        contest = Contest({index: {"config": {}} for index in paths}, Limits(1, 1), known_ms)
+        finalists = self.ways.get("finalists", FINALISTS)
+        contest = Contest({index: {"config": {}} for index in paths}, Limits(1, 1), known_ms, finalists)
         return Measurement(self.here, self.fresh, contest, paths, Path("/inputs")).run(highest)
 
 
@@ -322,6 +323,13 @@ def test_the_pick_is_by_the_median_over_processes() -> None:
     assert machine.processes == 2
     assert machine.bests == [None, 10.0, 10.0]
     assert not found.noisy
+
+
+def test_a_quick_look_measures_nothing_again() -> None:
+    machine = Machine([10.0, 10.5], probes=(100.0, 50.0), finalists=0)
+    found = machine.measured()
+    assert [trial.time_ms for trial in found.trials] == [10.0, 10.5]
+    assert (machine.processes, machine.calls.count("measure"), found.noisy) == (0, 2, True)
 
 
 def test_a_finalist_that_crashes_in_a_fresh_process_fails_alone() -> None:

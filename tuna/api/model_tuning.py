@@ -96,7 +96,7 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
     """Make jobs of the first `count` that wait."""
     for _ in range(min(count, len(waiting))):
         job = waiting.popleft()
-        options = {"candidates": job.candidates}
+        options = {"candidates": job.candidates, "finalists": 0}  # the model decides between them, see `in_model`
         jobs.load_jobs(
             session_id, tag=None, reason=SESSION, solvers=[job.solver], options=options, config_ids=[job.config_id]
         )

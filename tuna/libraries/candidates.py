@@ -51,6 +51,9 @@ class CandidateOptions(JobOptions):
     measure_timeout_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds in which one candidate must be checked and measured"
     )
+    finalists: int = Field(
+        FINALISTS, ge=0, le=100, description="of the best, how many are measured again in fresh processes"
+    )
 
 
 class CandidateLibrary(Library):
@@ -166,7 +169,7 @@ class CandidateLibrary(Library):
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
         jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked))
-        contest = Contest(jobs, Limits(asked.measure_timeout_s, self.start_timeout_s))
+        contest = Contest(jobs, Limits(asked.measure_timeout_s, self.start_timeout_s), finalists=asked.finalists)
         return self._measured(contest, {one.index: one.artifact or "" for one in item.candidates}, context)
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Contest:
     jobs: Mapping[int, Mapping[str, Any]]  #: theirs, for one config
     limits: Limits
     known_ms: Mapping[int, float] | None = None  #: of rivals, whose answers are known to be right, what they took
+    finalists: int = (
+        FINALISTS  #: 0: a quick look, for something else decides; then nothing is measured again after drift
+    )
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,14 @@ class Measurement:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the caller removes."""
         self._call, self._fresh, self._jobs = call, fresh, contest.jobs
         self._limits, self._known_ms = contest.limits, contest.known_ms
+        self.finalists = contest.finalists
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> Measured:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
         good = [trial.index for trial in found.trials if trial.cause is None]
-        if good and found.drift is not None and found.drift > _DRIFT:
+        if good and self.finalists and found.drift is not None and found.drift > _DRIFT:
             again = self._between_probes(good, highest_gflops)
             failed = {trial.index: trial for trial in found.trials if trial.cause is not None}
             if again.drift is not None and (again.noisy, again.drift) < (found.noisy, found.drift):
@@ -181,7 +185,7 @@ class _Round:
                 self._timings[index] = [timing]
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
-        finalists = [index for time_ms, index in timed if time_ms <= CLOSE * timed[0][0]][:FINALISTS]
+        finalists = [index for time_ms, index in timed if time_ms <= CLOSE * timed[0][0]][: self._measurement.finalists]
         self._again(finalists, PROCESSES, _FINAL_S)
         return tuple(self._trials.values())
 
