@@ -41,6 +41,7 @@ from deploy_files import (
 from shared_data import need
 
 from tuna.cli.main import tuna
+from tuna.libraries.tvm import environment
 from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.servers import find
@@ -193,7 +194,7 @@ def test_the_scaled_queue_has_a_name_that_tuna_gives() -> None:
     trigger = objects("ScaledObject")[0]["spec"]["triggers"][0]
     pinned = PROJECT["project"]["optional-dependencies"]["tvm"]
     version = next(text.removeprefix("apache-tvm==") for text in pinned if text.startswith("apache-tvm=="))
-    assert trigger["metadata"]["listName"] == queue_name(False, f"tvm-{version}", "")
+    assert trigger["metadata"]["listName"] == queue_name(False, environment.toolchain_of(version), "")
     most = objects("ScaledObject")[0]["spec"]["maxReplicaCount"] * int(trigger["metadata"]["listLength"])
     assert most < Settings.model_fields["queue_bound"].default
 

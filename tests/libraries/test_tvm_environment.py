@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuna.errors import LibraryMissing
-from tuna.libraries.tvm import TvmLibrary, environment
+from tuna.libraries.tvm import TvmLibrary, environment, kernels
 from tuna.sandbox.cores import eval_cpus
 
 
@@ -23,7 +23,7 @@ def knows_machine() -> Callable[[Path], None]:
 def test_the_environment_names_the_cpu_the_cores_and_tvm(tvm_here: None, home: Path) -> None:
     found = TvmLibrary().environment()
     assert found.library == "tvm"
-    assert found.toolchain == f"tvm-{found.library_version}"
+    assert found.toolchain == f"tvm-{found.library_version}-kernels-{kernels.VERSION}"
     assert found.num_cu == len(eval_cpus())
     assert json.loads(found.target) == {"kind": "llvm", "mcpu": found.arch, "num-cores": found.num_cu}
     assert found.device

@@ -56,6 +56,13 @@ def test_the_best_of_each_solver_comes_first_and_then_what_was_close(build: Data
     assert names(direct[TASK.key]) == ["tile"]
 
 
+def test_results_of_other_versions_of_the_kernels_are_not_used(build: DatabaseBuilder) -> None:
+    old = build.session(reason="models", toolchain="tvm-0.27.0.post1-kernels-0")
+    build.winner(old, build.config(TASK), build.solver("Tile"), 1.0, params="stale")
+    assert choice.finalists(build.connection, manifest(TASK), EVERYTHING) == {}
+    assert choice.nearest(build.connection, manifest(LARGER), EVERYTHING, ()) == {}
+
+
 def test_results_with_emptied_caches_are_not_compared_with_others(build: DatabaseBuilder) -> None:
     warm, task = build.session(), build.config(TASK)
     build.winner(warm, task, build.solver("Tile"), 0.1, params="warm")

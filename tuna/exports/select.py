@@ -37,6 +37,7 @@ class Selection:
     num_cu: int  #: 0: of none, or of all
     target: str
     environment_key: str  #: of a session; empty where every result has its own
+    toolchain: str  #: likewise
     rows: type[FindDb] | type[GoldenEntry]
     where: tuple[sa.ColumnElement[bool], ...]
     tag: str | None
@@ -95,7 +96,14 @@ def _count(connection: sa.Connection, selection: Selection, mark: Any) -> int:
 def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> Selection:
     """A session's results; raises NotFound."""
     query = (
-        sa.select(Environment.library, Environment.arch, Environment.num_cu, Environment.target, Environment.key)
+        sa.select(
+            Environment.library,
+            Environment.arch,
+            Environment.num_cu,
+            Environment.target,
+            Environment.key,
+            Environment.toolchain,
+        )
         .join(Session, Session.environment_id == Environment.id)
         .where(Session.id == session_id)
     )
@@ -109,6 +117,7 @@ def of_session(connection: sa.Connection, session_id: int, tag: str | None) -> S
         row.num_cu,
         row.target,
         row.key,
+        row.toolchain,
         FindDb,
         (FindDb.session_id == session_id, is_no_baseline()),
         tag,
@@ -135,7 +144,7 @@ def of_golden(
     if num_cu is not None:
         where.append(GoldenEntry.num_cu == num_cu)
     title = f"Golden version {version} of {library} for {arch}{f' with {num_cu} CUs' if num_cu else ''}"
-    return Selection(title, library, arch, num_cu or 0, "", "", GoldenEntry, tuple(where), tag, num_cu is None)
+    return Selection(title, library, arch, num_cu or 0, "", "", "", GoldenEntry, tuple(where), tag, num_cu is None)
 
 
 def check_tag(connection: sa.Connection, tag: str) -> None:

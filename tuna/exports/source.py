@@ -25,7 +25,8 @@ class SqlSource:
         self._connection, self._selection = connection, selection
         self.title, self.library = selection.title, selection.library
         self.arch, self.num_cu, self.target = selection.arch, selection.num_cu, selection.target
-        self.environment_key, self.tag, self.mixed = selection.environment_key, selection.tag, selection.mixed
+        self.environment_key, self.toolchain = selection.environment_key, selection.toolchain
+        self.tag, self.mixed = selection.tag, selection.mixed
         self.solvers: Mapping[int, SolverFacts] = select.solvers(connection, selection.library)
 
     def results(self, row: type[Row], *, needs: str = "", ordered: bool = False) -> Iterator[Row]:

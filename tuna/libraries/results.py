@@ -126,6 +126,7 @@ class ResultSource(Protocol):
     num_cu: int  #: 0: of none, or of all
     target: str  #: the target of a session's compiler
     environment_key: str  #: of a session; empty where every result has its own
+    toolchain: str  #: likewise
     tag: str | None  #: only configs with this tag are in it
     mixed: bool  #: results of several CU counts compete: then the latest of a solver counts, not the fastest
     solvers: Mapping[int, SolverFacts]

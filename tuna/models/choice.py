@@ -15,6 +15,7 @@ from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
 from tuna.db.baselines import is_no_baseline
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
+from tuna.libraries.tvm.environment import toolchain_of
 from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
 
@@ -152,7 +153,10 @@ def _fastest_first(found: Mapping[tuple[bool, str], Winner]) -> list[Winner]:
 
 
 def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Select[Any]:
-    """Measured results of TVM's version, by config; index uq_find_db or that of golden_entry, then primary keys."""
+    """Measured results of TVM's version and the kernels as they are now, by config.
+
+    By the index uq_find_db, or that of golden_entry, then primary keys.
+    """
     if source.golden_id is None:
         statement = (
             sa.select(*columns)
@@ -176,7 +180,8 @@ def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Se
         )
     if not source.winograd:
         statement = statement.where(Solver.algorithm != "Winograd")
-    return statement.where(Environment.library == "tvm", Environment.library_version == manifest.tvm)
+    same = Environment.library_version == manifest.tvm, Environment.toolchain == toolchain_of(manifest.tvm)
+    return statement.where(Environment.library == "tvm", *same)
 
 
 def _close_trials(connection: sa.Connection, found: Sequence[Winner]) -> dict[int | None, list[Winner]]:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
 from tuna.libraries.found_facts import found_once
+from tuna.libraries.tvm import kernels
 from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.cpu_model import cpu_model
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout
@@ -32,8 +33,13 @@ def tvm_version() -> str:
 
 
 def toolchain() -> str:
-    """Any machine with this version of TVM builds the same code for a target."""
-    return f"tvm-{tvm_version()}"
+    """Any machine with these versions of TVM and of our kernels builds the same code for a target."""
+    return toolchain_of(tvm_version())
+
+
+def toolchain_of(tvm: str) -> str:
+    """The toolchain of a version of TVM, with the kernels as they are now."""
+    return f"tvm-{tvm}-kernels-{kernels.VERSION}"
 
 
 def describe() -> Environment:

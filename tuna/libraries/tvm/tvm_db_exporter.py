@@ -17,7 +17,7 @@ from tuna.errors import BadInput
 from tuna.libraries import spool
 from tuna.libraries.exporter import Entry, Exporter, ExportOptions, Tally
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
-from tuna.libraries.tvm import packing, tvm_db
+from tuna.libraries.tvm import kernels, packing, tvm_db
 from tuna.libraries.tvm.solvers import BY_NAME
 
 
@@ -92,6 +92,9 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
     for driver, group in groupby(ordered, key=itemgetter(0)):
         written = False
         for entry in map(_Winner._make, group):
+            if _is_stale(entry.solver, source.toolchain):
+                tally.skipped["it is of another version of Tuna's kernels; tune it again"] += 1
+                continue
             if not entry.workload:
                 tally.skipped["its workload was not kept"] += 1
                 continue
@@ -105,6 +108,12 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
             packing, noisy = _packing(entry, records), bool(entry.noisy)
             yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, packing, noisy)
         tally.configs += written
+
+
+def _is_stale(solver: str, toolchain: str) -> bool:
+    """Whether how the kernel wants its tensors may have changed since; a solver of MetaSchedule's takes the layer's own."""
+    row = BY_NAME.get(solver)
+    return row is not None and bool(row.family) and not toolchain.endswith(f"-kernels-{kernels.VERSION}")
 
 
 def _packing(entry: _Winner, records: tuple[tvm_db.TunedRecord, ...]) -> list[dict[str, Any] | None] | None:

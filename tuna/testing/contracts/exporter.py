@@ -89,7 +89,7 @@ class SampleSource:
         self.title, self.library, self.mixed = "Sample", library, False
         self.tag: str | None = None
         self.arch, self.num_cu, self.target = environment.arch, environment.num_cu, environment.target
-        self.environment_key = environment.key
+        self.environment_key, self.toolchain = environment.key, environment.toolchain
         facts = {
             SolverFacts(sample.record.solver, sample.record.family, sample.tunable): None
             for sample in sorted(samples, key=lambda sample: sample.record.solver)
