@@ -10,6 +10,7 @@ from pydantic_settings import TomlConfigSettingsSource
 
 from tuna.cli.main import COMMANDS
 from tuna.db.models import Base
+from tuna.errors import TunaError
 from tuna.pipeline.diagram import mermaid
 from tuna.settings import Settings
 from tuna.vocabulary import Cause, State
@@ -35,6 +36,14 @@ def test_each_group_of_entry_points_is_in_the_documents() -> None:
     pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     groups = [group for group in PROJECT["project"]["entry-points"] if not group.endswith(".simulated")]
     assert [group for group in groups if f"`{group}`" not in pages and f'"{group}"' not in pages] == []
+
+
+def test_each_exit_code_is_in_the_documents() -> None:
+    found = set(map(int, re.findall(r"(?m)^\| (\d+) \|", USAGE.split("## Exit codes")[1].split("## ")[0])))
+    classes = [TunaError]
+    for one in classes:  # grows
+        classes += one.__subclasses__()
+    assert {one.exit_code for one in classes} <= found
 
 
 @pytest.mark.parametrize("cause", Cause)

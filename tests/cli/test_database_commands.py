@@ -32,7 +32,7 @@ def perf(tmp_path: Path) -> Path:
 
 def test_databases_come_out_as_they_went_in(type_in: TypeIn, find: Path, perf: Path, tmp_path: Path) -> None:
     first = type_in("tuna", "import-db", find, *FROM)
-    assert first.out == "2 entries of 1 layers (1 of them new)\nsession 1\n"
+    assert first.out == "2 entries of 1 layer (1 of them new)\nsession 1\n"
     assert type_in("tuna", "import-db", perf, "--session-id", 1).out.endswith("session 1\n")
     out = tmp_path / "out"
     assert type_in("tuna", "export", "--session-id", 1, "--form", "find", "-d", out).out.endswith(

@@ -161,9 +161,14 @@ def test_import_options(fish: TypeIn) -> None:
     assert all("convbfp16 --batchsize" in driver for driver in drivers)
     assert fish("go_fish", "miopen", "import_configs", "-d", one, "--mark_recurrent").code == 0
     assert query(sa.select(ConfigTag.recurrent).where(ConfigTag.tag == "no_tag")) == [True]
+    assert fish("go_fish", "miopen", "--update_applicability", "--session_id", 1).code == 0
+    again = ("load_job", "--session_id", 1, "--all_configs", "--recurrent", "-l", "release")
+    assert fish(*again).code == 0, "D18: the mark is used"
+    marked = sa.select(ConfigTag.config_id).where(ConfigTag.recurrent.is_(True))
+    assert set(query(sa.select(Job.config_id))) == set(query(marked))
     only = fish("go_fish", "miopen", "import_configs", "-d", one.replace("-n 7", "-n 8"), "-t", "new", "--tag_only")
     assert "0 added, 0 newly tagged" in only.out
-    assert "1 layers are not there" in only.err
+    assert "1 layer is not there" in only.err
     for words in (("-b", "1,x"), ("-b", "0"), ("-c", "convfp8")):
         assert fish("go_fish", "miopen", "import_configs", "-d", one, "-t", "b", *words).code == 2
     assert fish("go_fish", "miopen", "import_configs", "--print_models").out.count("Resnet50") == 1

@@ -66,14 +66,15 @@ def test_everything_is_checked_before_anything_is_stored(
     assert worked == []
 
 
-def test_an_onnx_file_is_a_model(type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
+def test_some_files_are_models(type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(model.tune, "callback", lambda **given: seen.update(given))
-    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so")
+    ended = type_in("tuna", "tune", tmp_path / name, "--batch", 8, "--no-winograd", "-o", tmp_path / "net.so")
     assert ended.code == 0, ended
-    assert (seen["file"], seen["batch"], seen["winograd"]) == (tmp_path / "net.onnx", 8, False)
+    assert (seen["file"], seen["batch"], seen["winograd"]) == (tmp_path / name, 8, False)
     assert (seen["output"], seen["candidates"]) == (tmp_path / "net.so", 4)
-    ended = type_in("tuna", "tune", tmp_path / "net.onnx", "-t", "x")
+    ended = type_in("tuna", "tune", tmp_path / name, "-t", "x")
     assert ended.code == 2
     assert "--tag is for layers, and FILE is a model" in ended.err
 

@@ -10,7 +10,8 @@ from jobs_builder import make_jobs
 from million_jobs import fill
 
 from tuna.db import overview
-from tuna.db.engine import reading
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job, StepResult
 from tuna.reports.totals import _STEPS, _TRIALS
 
 
@@ -46,6 +47,17 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
     assert {(failure.output_tail, failure.reproduce) for failure in seen.failures} == {
         ("it failed", "tuna reproduce x")
     }
+
+
+def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -> None:
+    """U17"""
+    fill(engine, 2000)
+    with writing(engine) as connection:
+        failed = sa.select(StepResult.job_id).where(StepResult.cause == "run_timeout")
+        connection.execute(sa.update(Job).where(Job.id.in_(failed)).values(state="evaluated", failures=0))
+    (seen,) = overview.read(engine)
+    assert "run_timeout" not in {failure.cause for failure in seen.failures}
+    assert len(seen.failures) == 3
 
 
 def test_a_session_without_jobs_is_there_too(engine: sa.Engine) -> None:

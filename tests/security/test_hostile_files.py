@@ -139,7 +139,7 @@ def test_references_that_multiply_are_refused_before_they_do(tmp_path: Path) -> 
         ("claim_batch = " + "9" * 400, "CLAIM_BATCH"),
         ("max_attempts = [3]", "MAX_ATTEMPTS"),
         ("rocm_path = 5", "ROCM_PATH"),
-        ("surprise = 1", "SURPRISE"),
+        ("surprise = 1", "surprise"),
         ("max_attempts = 1\nmax_attempts = 2", "read"),
         ('log_level = "LOUD"', "LOG_LEVEL"),
         ('eval_cpus = "0-99999999999"', "EVAL_CPUS"),
@@ -267,7 +267,7 @@ def test_an_impossible_find_db_entry_is_left_out_and_its_neighbours_are_kept(
     path.write_text(f"{KEY}={item};ConvDirectNaiveConvFwd:1.5,0,miopenConvolutionFwdAlgoDirect\n")
     given = ("--rocm-version", "6", "--miopen-version", "3")
     ended = type_in("tuna", "import-db", path, *given)
-    assert (ended.code, "1 entries of 1 layers" in ended.out, "not imported: 1" in ended.err) == (0, True, True), ended
+    assert (ended.code, "1 entry of 1 layer" in ended.out, "not imported: 1" in ended.err) == (0, True, True), ended
 
 
 @pytest.mark.parametrize("item", ["s:1," + "9" * 5000 + ",a", "s:1,-5,a", "s:1", "s", ":1,0,a", "s:0x1,0,a", "s:1,٣,a"])

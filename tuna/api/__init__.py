@@ -48,7 +48,7 @@ from tuna.api.jobs import (
 )
 from tuna.api.model_building import BuiltModel, Checks, build_model
 from tuna.api.model_tuning import TunedModel, tune_model
-from tuna.api.models import ImportedModel, ModelTask, import_model, list_models, show_model
+from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
@@ -83,6 +83,7 @@ from tuna.api.workers import (
 )
 
 __all__ = [
+    "MODEL_ENDINGS",
     "BuiltModel",
     "CanceledJobs",
     "CapturedProgram",

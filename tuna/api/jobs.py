@@ -48,6 +48,7 @@ def load_jobs(
     algorithm: str | None = None,
     only_dynamic: bool = False,
     only_tunable: bool = False,
+    only_recurrent: bool = False,
     command: str | None = None,
     config_ids: Sequence[int] = (),
     **columns: object,
@@ -56,7 +57,8 @@ def load_jobs(
 
     `tag`: only its layers; `config_ids`: only these layers;
     `steps`: only these, in the library's order; `algorithm`: only solvers of this family;
-    `command`: only convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
+    `only_recurrent`: only layers that were imported as ones to tune again with each release; `command`: only
+    convolutions of this precision; `columns`: further columns of `job` that a user sets. Raises BadInput
     if no pair of layer and solver applies and for options that the library does not have, NotFound for an unknown
     session, tag, step or solver.
     """
@@ -86,6 +88,7 @@ def load_jobs(
         algorithm=algorithm,
         only_dynamic=only_dynamic,
         only_tunable=only_tunable,
+        only_recurrent=only_recurrent,
         command=command,
         config_ids=config_ids,
     )

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tuna.models.store import StoredModel
 
 
+#: How files end that are models.
+MODEL_ENDINGS = (".onnx", ".pt2")
+
+
 @dataclass(frozen=True)
 class ImportedModel:
     """An import: the model, and how many of its tasks are new."""
@@ -112,7 +116,7 @@ def show_model(name: str) -> tuple[StoredModel, list[ModelTask]]:
 
 
 def _read(path: Path) -> bytes:
-    if path.suffix not in (".onnx", ".pt2"):
+    if path.suffix not in MODEL_ENDINGS:
         raise BadInput(
             f"{path.name} is no model that can be imported.", hint="*.onnx, or *.pt2 as torch.export.save writes it"
         )

@@ -15,7 +15,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import fitting, print_json, print_table, terminal_width
-from tuna.errors import BadInput
+from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
     elif as_csv:
         _print_csv(rows)
     elif rows:
-        _print_rows(rows)
+        _print_rows(rows, with_params=True)
     else:
         click.echo("There are no results in this session yet.", err=True)
 
@@ -138,7 +138,7 @@ class _Column:
     right: bool = False
 
 
-def _print_rows(rows: ResultRows) -> None:
+def _print_rows(rows: ResultRows, *, with_params: bool = False) -> None:
     from tuna.reports import formats
 
     decimals = formats.decimals_for(row.time_ms for row in rows)
@@ -147,7 +147,7 @@ def _print_rows(rows: ResultRows) -> None:
         _Column("solver", lambda row: row.solver),
         _Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
         _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
-        _Column("params", lambda row: row.params, 9),
+        _Column("params", _readable, 2 if with_params else 9),
         _Column("marks", lambda row: row.marks, 1),
         _Column("error", lambda row: "" if row.max_error is None else f"{row.max_error:.0e}", 5, right=True),
         _Column("arch", lambda row: row.arch, 4),
@@ -166,6 +166,16 @@ def _print_rows(rows: ResultRows) -> None:
         [[row[place] for place in kept] for row in cells],
         right=[position for position, place in enumerate(kept) if columns[place].right],
     )
+
+
+def _readable(row: ResultRow) -> str:
+    """The params in one line, as the library shows them; as they are where it is not installed."""
+    from tuna.libraries.registry import get_library
+
+    try:
+        return " ".join(get_library(row.library).readable_params(row.params).split())
+    except (NotFound, LibraryMissing):
+        return row.params
 
 
 def _origin(row: ResultRow) -> str:

@@ -106,6 +106,7 @@ def applicability(session_id: int, tag: str | None) -> None:
 @click.option("-t", "--tag", help="Only layers that carry this tag; default: all of the session.")
 @click.option("--steps", help="Comma-separated steps; default: all of the library's.")
 @click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
+@click.option("--recurrent", is_flag=True, help="Only layers that are marked to be tuned again with each release.")
 @click.option("-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text.")
 @click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
@@ -114,6 +115,7 @@ def load_jobs(
     tag: str | None,
     steps: str | None,
     solvers: str | None,
+    recurrent: bool,
     reason: str,
     candidates: int | None,
     pairs: tuple[str, ...],
@@ -126,6 +128,7 @@ def load_jobs(
             steps=options.split(steps),
             reason=reason,
             solvers=options.split(solvers),
+            only_recurrent=recurrent,
             options=options.job_options(pairs, candidates),
         )
     )

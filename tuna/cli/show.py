@@ -11,6 +11,7 @@ import click
 from tuna import api
 from tuna.cli.console import print_json, print_table
 from tuna.errors import TunaError
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.api import (
@@ -37,10 +38,16 @@ def exported(report: ExportReport) -> None:
     for reason, count in sorted(report.skipped.items()):
         click.echo(f"not exported: {count} ({reason})", err=True)
     if report.simulated:
-        click.echo(f"simulated: {report.simulated} results were timed by a stand-in, not by a device", err=True)
+        click.echo(
+            f"simulated: {counted(report.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
+            err=True,
+        )
     if report.noisy:
-        click.echo(f"noisy: {report.noisy} results were measured on a device that was not quiet", err=True)
-    click.echo(f"{report.entries} entries of {report.configs} layers")
+        click.echo(
+            f"noisy: {counted(report.noisy, 'result was', 'results were')} measured on a device that was not quiet",
+            err=True,
+        )
+    click.echo(f"{counted(report.entries, 'entry', 'entries')} of {counted(report.configs, 'layer')}")
     click.echo(str(report.path))
 
 
@@ -48,7 +55,8 @@ def imported_database(report: ImportReport) -> None:
     """What an import left out, what it found and, last, the session."""
     for why, count in sorted(report.skipped.items()):
         click.echo(f"not imported: {count} ({why})", err=True)
-    click.echo(f"{report.rows} entries of {report.configs} layers ({report.new_configs} of them new)")
+    entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
+    click.echo(f"{entries} of {layers} ({report.new_configs} of them new)")
     click.echo(f"session {report.session_id}")
 
 
@@ -97,12 +105,12 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
     left_out(found.left_out)
     c = found.counts
     click.echo(
-        f"{c.total} lines: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
+        f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
         f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
     )
-    click.echo(f"{found.configs} layers: {found.added} added, {found.tagged} newly tagged {tag!r}")
+    click.echo(f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged {tag!r}")
     if found.missing:
-        click.echo(f"{found.missing} layers are not there and were not tagged", err=True)
+        click.echo(f"{counted(found.missing, 'layer is', 'layers are')} not there and not tagged", err=True)
 
 
 def rejections(found: Sequence[Rejection]) -> None:
@@ -169,7 +177,8 @@ def _yes(value: bool) -> str:
 
 def applicability(found: Applicability) -> None:
     """How many pairs there are, and what was left out; raises TunaError if the library failed to answer for some."""
-    click.echo(f"{found.configs} layers, {found.pairs} applicable pairs of layer and solver")
+    pairs = counted(found.pairs, "applicable pair")
+    click.echo(f"{counted(found.configs, 'layer')}, {pairs} of layer and solver")
     for name, count in sorted(found.unknown.items()):
         click.echo(f"left out: {name} applies to {count} layers but is no known solver", err=True)
     if found.unanswered:

@@ -13,9 +13,6 @@ from tuna.cli import model, options, show
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 
-#: What names a file of a model.
-_MODEL_ENDINGS = (".onnx",)
-
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
@@ -82,7 +79,7 @@ class _ByFile(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        of_model = str(ctx.params["file"]).endswith(_MODEL_ENDINGS)
+        of_model = ctx.params["file"].suffix in api.MODEL_ENDINGS
         chosen, other = (model.tune, layers) if of_model else (layers, model.tune)
         known = {option for one in chosen.params for option in one.opts}
         for one in other.params:
@@ -115,9 +112,9 @@ def _for_either(parameter: click.Parameter) -> click.Parameter:
 
 tune = _ByFile(
     "tune",
-    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or an ONNX model.
+    """Tune what FILE holds on this machine: layers (one a line, as `tuna import` reads them), or a model.
 
-    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx) are tuned and, with -o,
+    Layers need a tag: session, import, jobs, run and report in one. The tasks of a model (*.onnx, *.pt2) are tuned and, with -o,
     built into a shared library. Interrupted, the same command goes on from there.
     """,
 )

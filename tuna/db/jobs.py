@@ -29,6 +29,7 @@ class JobRequest:
     algorithm: str | None = None  #: only solvers of this family, such as GEMM
     only_dynamic: bool = False
     only_tunable: bool = False
+    only_recurrent: bool = False  #: only configs that are marked to be tuned again with each release
     command: str | None = None  #: only convolutions of this precision: conv, convfp16, ...
     config_ids: Sequence[int] = ()  #: only these; none: all
     options: Mapping[str, Any] | None = None
@@ -82,6 +83,9 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
         select = select.where(sa.func.lower(Solver.algorithm) == request.algorithm.lower())
     if request.only_dynamic:
         select = select.where(Solver.dynamic.is_(True))
+    if request.only_recurrent:
+        mark = [ConfigTag.config_id == pair.config_id, ConfigTag.recurrent.is_(True)]
+        select = select.where(sa.exists().where(*mark, *([ConfigTag.tag == request.tag] if request.tag else [])))
     if request.only_tunable:
         select = select.where(Solver.tunable.is_(True))
     if request.command is not None:

@@ -18,7 +18,7 @@ from tuna.errors import BadInput
 @click.option("-d", "--driver", help="One driver command, instead of a file.")
 @click.option("-t", "--tag", help="Name for these layers.")
 @click.option("-T", "--tag_only", is_flag=True, help="Tag layers that are there already; add none.")
-@click.option("--mark_recurrent", is_flag=True, help="Mark the layers as tuned again whenever the library changes.")
+@click.option("--mark_recurrent", is_flag=True, help="Mark the layers: load_job --recurrent, with each release.")
 @click.option("-b", "--batches", help="Comma-separated batch sizes, each instead of a line's own.")
 @click.option("-c", "--command", type=click.Choice(["conv", "convfp16", "convbfp16"]), help="Precision for all lines.")
 @click.option("-m", "--model", help="Model that has these layers.")

@@ -24,6 +24,7 @@ ALGORITHMS = {f"miopenConvolutionAlgo{name}": name for name in ("GEMM", "Direct"
 @click.option("-A", "--algo", type=click.Choice(list(ALGORITHMS)), help="Only solvers of this algorithm.")
 @click.option("-s", "--solvers", help="Only these solvers, comma-separated names or ids.")
 @click.option("-d", "--only_dynamic", is_flag=True, help="Only dynamic solvers.")
+@click.option("--recurrent", is_flag=True, help="Only layers of import_configs --mark_recurrent.")
 @click.option("--tunable", is_flag=True, help="Only tunable solvers.")
 @click.option(
     "-c", "--cmd", type=click.Choice(["conv", "convfp16", "convbfp16"]), help="Only layers of this precision."
@@ -41,6 +42,7 @@ def load_job(
     algo: str | None,
     solvers: str | None,
     only_dynamic: bool,
+    recurrent: bool,
     tunable: bool,
     cmd: str | None,
     label: str | None,
@@ -71,6 +73,7 @@ def load_job(
             algorithm=ALGORITHMS[algo] if algo else None,
             only_dynamic=only_dynamic,
             only_tunable=tunable,
+            only_recurrent=recurrent,
             command=cmd,
         )
     )
