@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         "", description="command line to run before a worker starts; if it fails, the worker does not start"
     )
     after_worker: Annotated[str, AfterValidator(_command)] = Field(
-        "", description="command line to run after a worker has ended"
+        "", description="command line to run after a worker has ended, or while it is aside"
     )
     max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")

@@ -52,6 +52,10 @@ from tuna.vocabulary import IN_FLIGHT, Cause, State
 CODE = "c" * 64
 
 
+#: No other worker is known of here.
+PERMANENT = (Again.NEVER, Again.CONFIRMED)
+
+
 class Machine(RuleBasedStateMachine):
     """What all rules work on; its invariant judges every change."""
 
@@ -129,7 +133,7 @@ class Machine(RuleBasedStateMachine):
             self.owed.discard(event.words)
         self.answered[event.job] = event.attempt
         policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
-        free = not policy.charged and policy.again is not Again.NEVER and self.free[event.job] < MAX_FREE
+        free = not policy.charged and policy.again not in PERMANENT and self.free[event.job] < MAX_FREE
         if event.cause is None:
             self.failures[event.job] = self.free[event.job] = 0
         else:
@@ -166,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             steps = job.steps.split(",")
             assert job.step == next((step for step in steps if step not in self.good[job.id]), steps[-1])
             if state is not State.CANCELED:
-                permanent = cause is not None and LIBRARY.retry(cause).again is Again.NEVER
+                permanent = cause is not None and LIBRARY.retry(cause).again in PERMANENT
                 assert (state is State.ERRORED) is (job.failures == MAX or (job.failures > 0 and permanent))
 
     def _judge_leases(self) -> None:

@@ -34,6 +34,8 @@ from tuna.vocabulary import Cause, State
 
 NOW = datetime(2026, 3, 2, tzinfo=timezone.utc)
 MAX = 3
+#: Of every failure here; it says nothing of the machine.
+CAUSE = Cause.NOT_APPLICABLE
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ class Fails(NoopLibrary):
         self.policy = policy
 
     def retry(self, cause: Cause) -> Retry:
-        return self.policy if cause is Cause.DEVICE_LOST else super().retry(cause)
+        return self.policy if cause is CAUSE else super().retry(cause)
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-        return (result_of(item, ok=False, cause=Cause.DEVICE_LOST, ended_at=1.0) for item in items)
+        return (result_of(item, ok=False, cause=CAUSE, ended_at=1.0) for item in items)
 
 
 def after(policy: Retry, row: Row | None = None) -> NextState:
-    return after_failure(row or Row(), Cause.DEVICE_LOST, Fails(policy), max_attempts=MAX, worker="w:1", now=NOW)
+    return after_failure(row or Row(), CAUSE, Fails(policy), max_attempts=MAX, place="w", now=NOW)
 
 
 def test_by_default_it_is_tried_again_and_charged() -> None:
@@ -68,11 +70,32 @@ def test_by_default_it_is_tried_again_and_charged() -> None:
 
 @pytest.mark.parametrize("cause", Cause)
 def test_the_default_of_each_cause(cause: Cause) -> None:
-    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=MAX, worker="w:1", now=NOW)
+    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW)
     permanent = cause in (Cause.BUILD_ERROR, Cause.WRONG_RESULT, Cause.NOT_APPLICABLE)
     lost = cause is Cause.ARTIFACT_LOST
     state = State.ERRORED if permanent else State.NEW if lost else State.COMPILED
-    assert found == NextState(state, "build" if lost else "measure", failures=1)
+    free = cause is Cause.DEVICE_LOST
+    avoid = None if permanent or lost else "w"
+    assert found == NextState(state, "build" if lost else "measure", not free, free, avoid=avoid)
+
+
+@pytest.mark.parametrize("cause", [Cause.WRONG_RESULT, Cause.BUILD_ERROR])
+def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_worker(cause: Cause) -> None:
+    def end(failures: int, *, alone: bool) -> NextState:
+        row = Row(failures=failures)
+        return after_failure(
+            row, cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW, alone=lambda place: alone or place != "w"
+        )
+
+    assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
+    assert end(1, alone=False) == NextState(State.ERRORED, "measure", failures=2)
+    assert end(0, alone=True) == NextState(State.ERRORED, "measure", failures=1)
+
+
+@pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
+def test_the_fault_of_a_machine_is_not_charged_whatever_its_cause(cause: Cause) -> None:
+    found = after_failure(Row(), cause, NoopLibrary(), max_attempts=1, place="w", now=NOW, uncharged=True)
+    assert found == NextState(State.COMPILED, "measure", uncharged=1, avoid="w")
 
 
 def test_what_is_permanent_ends_whoever_is_charged() -> None:
@@ -96,7 +119,7 @@ def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
 
 
 def test_elsewhere_names_the_worker_that_failed() -> None:
-    assert after(Retry(Again.ELSEWHERE)).avoid == "w:1"
+    assert after(Retry(Again.ELSEWHERE)).avoid == "w"
 
 
 def test_the_delay_grows_with_every_failure_up_to_its_limit() -> None:
@@ -168,7 +191,7 @@ def test_what_shall_be_tried_elsewhere_travels_alone_and_says_where_not(scene: S
     scene.let_time_pass()
     with writing(scene.engine) as connection:
         chunks = claim.claim(connection, Scope(scene.session_id, scene.library, ""), scene.library.step("build"), 1000)
-    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner._worker]] * 10
+    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place]] * 10
 
 
 @pytest.mark.parametrize("scene", [Retry(charged=False)], indirect=True)

@@ -68,7 +68,9 @@ class Bench:
     def somebody(self, environment: str) -> None:
         """Another worker that is alive and measures for `environment`."""
         facts = {"role": "eval", "host": "h", "pid": 1, "device": "", "toolchains": (), "job_ids": ()}
-        status = WorkerStatus(name="other:1", environment=environment, started_at=0.0, seen_at=0.0, **facts)
+        status = WorkerStatus(
+            name="other:1", place="other", environment=environment, started_at=0.0, seen_at=0.0, **facts
+        )
         HeartbeatBoard(self._client, "n", 60.0).announce(status)
 
 
@@ -114,7 +116,7 @@ def test_a_step_on_a_cpu_waits_for_no_device(bench: Bench) -> None:
 
 def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) -> None:
     bench.somebody("other, env")
-    mine = ITEM.model_copy(update={"avoid": bench.runner._worker})
+    mine = ITEM.model_copy(update={"avoid": bench.runner.place})
     ends = [bench.run(item=mine) for _ in range(running._MAX_DECLINED + 1)]
     assert ends == ["declined"] * running._MAX_DECLINED + ["finished"]
     assert {report.results for report in bench.reports() if report.kind is ReportKind.RETURNED} == {()}
@@ -122,7 +124,7 @@ def test_what_failed_here_is_left_to_another_worker_a_few_times(bench: Bench) ->
 
 
 def test_without_another_worker_of_the_queue_it_is_tried_here_at_once(bench: Bench) -> None:
-    mine = ITEM.model_copy(update={"avoid": bench.runner._worker})
+    mine = ITEM.model_copy(update={"avoid": bench.runner.place})
     assert bench.run(item=mine) == "finished"
     bench.somebody("quite another environment")
     assert bench.run(item=mine) == "finished"
@@ -130,7 +132,7 @@ def test_without_another_worker_of_the_queue_it_is_tried_here_at_once(bench: Ben
 
 def test_another_worker_takes_it_at_once(bench: Bench) -> None:
     bench.somebody("env")
-    assert bench.run(item=ITEM.model_copy(update={"avoid": "other:1"})) == "finished"
+    assert bench.run(item=ITEM.model_copy(update={"avoid": "other"})) == "finished"
 
 
 def test_a_refusal_outlives_a_short_lease(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Worker:
     name: str  #: the process's: the worker's with `:` and a number; a silent member's: the worker's own
     worker: str
     joined: bool  #: by token
-    state: str  #: busy or idle; cordoned, draining; of a member without a process also away, gone, revoked
+    state: str  #: busy, idle or aside; cordoned, draining; of a member without a process also away, gone, revoked
     role: str
     host: str
     device: str
@@ -48,6 +48,7 @@ class Worker:
     done: int | None  #: items since its start; None without a process
     per_minute: float | None  #: items a minute since its start
     silent_s: float  #: since its last heartbeat
+    aside: str = ""  #: why its machine or device is unfit for work
 
 
 def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
@@ -137,7 +138,8 @@ def list_workers() -> list[Worker]:
     for status in HeartbeatBoard(client, namespace, settings.lease_s).live():
         worker = status.name.rpartition(":")[0]
         wanted = client.get(control_key(namespace, worker))
-        state = wanted.decode() if isinstance(wanted, bytes) else "busy" if status.job_ids else "idle"
+        state = "aside" if status.aside else "busy" if status.job_ids else "idle"
+        state = wanted.decode() if isinstance(wanted, bytes) else state
         found.append(_live(status, worker, state, worker in joined, now))
     there = {worker.worker for worker in found}
     return found + [_silent(member, now) for member in joined.values() if member.name not in there]
@@ -158,6 +160,7 @@ def _live(status: WorkerStatus, worker: str, state: str, joined: bool, now: floa
         done=status.done,
         per_minute=60 * status.done / max(1.0, now - status.started_at),
         silent_s=max(0.0, now - status.seen_at),
+        aside=status.aside,
     )
 
 

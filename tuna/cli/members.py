@@ -81,6 +81,9 @@ def workers(context: click.Context, as_json: bool) -> None:
     ]
     columns = ("worker", "role", "state", "device", "environment", "current jobs", "items/min", "silent s")
     print_table("", columns, rows, right=(6, 7))
+    for one in found:
+        if one.aside:
+            click.echo(f"{one.name} is aside: {one.aside}")
 
 
 @workers.command()

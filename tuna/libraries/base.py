@@ -162,9 +162,10 @@ class Library(ABC):
         """
 
     def probe(self, device: DeviceHandle) -> str:
-        """Why `device` does not answer, empty when it does. The pipeline does not call it yet.
+        """Why `device` does not answer, empty when it does.
 
-        Takes seconds at most. The default does not check, and assumes a healthy device.
+        Asked before a worker's first chunk, after each failed attempt, and before a worker that was put aside comes back. Takes
+        seconds at most: use a child of its own with a time limit. The default does not check, and assumes a healthy device.
         """
         return ""
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.conditions import CACHES, Condition
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.measurement import (
     CHILD_FAULTS,
@@ -35,6 +35,8 @@ from tuna.libraries.options import JobOptions, read
 from tuna.sandbox.processes import Child, child_env
 from tuna.vocabulary import Cause, Resource
 
+#: Time that a device has to answer a child that is started for it.
+PROBE_S = 50.0
 #: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
 _ROUNDS = 2
 #: Processes of one round of finals: one for all, and after a fault one for each.
@@ -101,6 +103,19 @@ class CandidateLibrary(Library):
                 ended_at=time.time(),
                 **facts,
             )
+
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether a fresh child can load the library and ask the device for its peak; cores are not asked."""
+        if device.cores_only:
+            return ""
+        child = Child("tuna.libraries.measuring", env=child_env({**self.child_variables(1), **device.variables}))
+        try:
+            child.call({"op": "probe", "loader": self.loader}, PROBE_S)
+        except CHILD_FAULTS as error:
+            return fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)[1].splitlines()[-1]
+        finally:
+            child.close()
+        return ""
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """The step's own limit, or more where candidates may take more: as if each hung and took its child with it."""

@@ -31,9 +31,14 @@ class DeviceHandle:
     cpus: tuple[int, ...] = ()  #: cores that measure with it, or that are it
 
     @property
+    def cores_only(self) -> bool:
+        """Whether it is nothing but measuring cores."""
+        return not self.uuid and self.id.startswith("cpu")
+
+    @property
     def locks(self) -> tuple[str, ...]:
         """Names of the locks of a measurement: a device with a driver by its identity, regardless of cores; else each core."""
-        if self.uuid or not self.id.startswith("cpu"):
+        if not self.cores_only:
             return (self.uuid or self.id,)
         return tuple(f"cpu{cpu}" for cpu in self.cpus)
 

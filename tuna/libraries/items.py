@@ -81,7 +81,7 @@ class WorkItem(_Wire):
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
     candidates: tuple[Candidate, ...] = ()  #: what the steps before built
-    avoid: str = ""  #: worker whose attempt failed; it declines the item while there are others
+    avoid: str = ""  #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`
 
@@ -137,6 +137,8 @@ class StepResult(_Wire):
     step: str
     ok: bool
     cause: Cause | None = None
+    #: It failed by the fault of the worker's machine or device, not of the job.
+    uncharged: bool = False
     output_tail: _Output = ""
     reproduce: _Long = ""  #: command line that repeats the attempt when pasted
     trials: tuple[Trial, ...] = ()

@@ -13,6 +13,7 @@ class Again(str, Enum):
     """Whether and where a failed attempt is repeated."""
 
     NEVER = "never"  #: permanent: a repetition would fail too
+    CONFIRMED = "confirmed"  #: permanent once another worker has found the same, while there is one
     ANYWHERE = "anywhere"  #: on any worker
     ELSEWHERE = "elsewhere"  #: on another worker than the one that failed, while there is one
 
@@ -39,11 +40,13 @@ class Retry:
             return self.max_delay_s
 
 
-#: The same code would be built and answer the same; a lost artifact is compiled again; the rest is tried again.
+#: The same code would be built and answer the same, if the machine is sound; a lost artifact is compiled again; the rest is
+#: tried again, if possible elsewhere.
 DEFAULT_RETRIES: Mapping[Cause, Retry] = {
-    **{cause: Retry() for cause in Cause},
-    Cause.BUILD_ERROR: Retry(Again.NEVER),
-    Cause.WRONG_RESULT: Retry(Again.NEVER),
+    **{cause: Retry(Again.ELSEWHERE) for cause in Cause},
+    Cause.DEVICE_LOST: Retry(Again.ELSEWHERE, charged=False),
+    Cause.BUILD_ERROR: Retry(Again.CONFIRMED),
+    Cause.WRONG_RESULT: Retry(Again.CONFIRMED),
     Cause.NOT_APPLICABLE: Retry(Again.NEVER),
     Cause.ARTIFACT_LOST: Retry(first_step=True),
 }

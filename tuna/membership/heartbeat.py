@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ log = structlog.get_logger(__name__)
 _MIN_INTERVAL_S = 0.5
 
 
+_TEXTS = ("name", "role", "host", "device", "environment", "place", "aside")
+
+
 @dataclass(frozen=True)
 class WorkerStatus:
     """The latest published status of a worker process."""
@@ -42,6 +46,14 @@ class WorkerStatus:
     started_at: float  #: seconds since the epoch, worker's clock
     seen_at: float  #: seconds since the epoch, worker's clock, of the latest heartbeat
     done: int = 0  #: items finished since the start
+    place: str = ""  #: its machine and device: workers at one place share its faults
+    failing: int = 0  #: different jobs that failed in a row
+    aside: str = ""  #: why it takes nothing for the moment
+
+    def serves_with(self, other: WorkerStatus) -> bool:
+        """Whether it takes from a queue that `other`, at another place, takes from too."""
+        mine, theirs = ({*status.environment.split(", "), *status.toolchains} - {""} for status in (self, other))
+        return self.place != other.place and bool(mine & theirs)
 
     def to_json(self) -> str:
         """The wire format."""
@@ -53,7 +65,11 @@ class WorkerStatus:
         try:
             fields = json.loads(text)
             known = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
-            return cls(**{**known, "toolchains": tuple(known["toolchains"]), "job_ids": tuple(known["job_ids"])})
+            if not all(isinstance(known[name], str) for name in _TEXTS):
+                raise TypeError("a text is not one")
+            return cls(
+                **{**known, "toolchains": tuple(map(str, known["toolchains"])), "job_ids": tuple(known["job_ids"])}
+            )
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a worker status: {error}") from None
 
@@ -66,6 +82,8 @@ class HeartbeatBoard:
         self._ttl_ms = int(ttl_s * 1000)
         self._prefix = f"tuna:{{{namespace}}}:worker:"
         self._names_key = f"tuna:{{{namespace}}}:workers"
+        self._read: Sequence[WorkerStatus] = ()
+        self._read_at = -math.inf
 
     def announce(self, status: WorkerStatus) -> None:
         """Publish `status`; it expires after `ttl_s` unless repeated."""
@@ -92,6 +110,14 @@ class HeartbeatBoard:
         if gone:
             self._client.srem(self._names_key, *gone)
         return [found for name, text in zip(names, texts, strict=True) if text and (found := _read(name, text))]
+
+    def is_alone(self, place: str) -> bool:
+        """Whether no live worker but those at `place` does the same work; also if it says nothing of itself."""
+        if time.monotonic() - self._read_at > _MIN_INTERVAL_S:
+            self._read, self._read_at = self.live(), time.monotonic()
+        live = self._read
+        here = [status for status in live if status.place == place]
+        return not any(status.serves_with(one) for status in live if not status.aside for one in here)
 
 
 class HeartbeatSender:
@@ -127,6 +153,16 @@ class HeartbeatSender:
         """Clear the jobs being worked on; `done` items were finished."""
         self._status = dataclasses.replace(self._status, job_ids=(), done=self._status.done + done)
         self._changed.set()
+
+    def at(self, place: str) -> None:
+        """Set where it works."""
+        self._status = dataclasses.replace(self._status, place=place)
+
+    def feel(self, failing: int, aside: str) -> None:
+        """Set the number of jobs that failed in a row, and why this worker takes nothing; empty if it does."""
+        if (failing, aside) != (self._status.failing, self._status.aside):
+            self._status = dataclasses.replace(self._status, failing=failing, aside=aside)
+            self._changed.set()
 
     def _beat(self) -> None:
         while not self._stopped.is_set():

@@ -33,6 +33,7 @@ from tuna.errors import StoreUnavailable
 from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
+from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import bodies, finals, reaper
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
@@ -117,7 +118,8 @@ class Coordinator:
         key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
         self._artifacts = artifacts = Artifacts.from_settings(settings, work.namespace, key)
         artifacts.prepare()
-        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts)
+        board = HeartbeatBoard(client, work.namespace, settings.lease_s)
+        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
         self._client = client
         told = settings_of_members(settings, key)
         admin = connect_admin(settings) if settings.redis_admin_url else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, cast
@@ -105,7 +105,7 @@ class _Outcome(NamedTuple):
     """Effect of a result on its job."""
 
     result: StepResult
-    worker: str
+    report: Report
     cause: Cause | None
     after: NextState
 
@@ -113,12 +113,21 @@ class _Outcome(NamedTuple):
 class Drain:
     """Moves results of all sessions of the database into SQL."""
 
-    def __init__(self, engine: sa.Engine, stream: ResultStream, artifacts: Artifacts, max_attempts: int) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        stream: ResultStream,
+        artifacts: Artifacts,
+        max_attempts: int,
+        is_alone: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`)."""
         self._engine = engine
         self._stream = stream
         self._libraries: dict[int, Library] = {}  # by session
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
+        self._is_alone = is_alone
         self.counts = DrainCounts()
         self.pace = ChunkSizer()
 
@@ -217,13 +226,13 @@ class Drain:
             if job is None or job.chunk != report.chunk or not _is_current(job, result) or job.id in accepted:
                 counts.refused += 1
                 continue
-            accepted[job.id] = self._outcome(job, _sane(result), report.worker, now)
+            accepted[job.id] = self._outcome(job, _sane(result), report, now)
         outcomes = list(accepted.values())
         finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
         _write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
-            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].worker, now)
+            accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
             _reject_trials(connection, failure)
         outcomes = list(accepted.values())
         counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
@@ -236,18 +245,27 @@ class Drain:
         counts.accepted += len(outcomes)
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
-    def _outcome(self, job: JobRow, result: StepResult, worker: str, now: datetime) -> _Outcome:
+    def _outcome(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
         library = self._libraries[job.session_id]
         if not result.ok:
             cause = result.cause or Cause.INFRA
-            after = after_failure(job, cause, library, max_attempts=self._max_attempts, worker=worker, now=now)
-            return _Outcome(result, worker, cause, after)
+            after = after_failure(
+                job,
+                cause,
+                library,
+                max_attempts=self._max_attempts,
+                place=report.place,
+                now=now,
+                uncharged=result.uncharged,
+                alone=self._is_alone,
+            )
+            return _Outcome(result, report, cause, after)
         steps = step_names(job.steps)
         following = library.next_step(result, steps)
         if following is None:
-            return _Outcome(result, worker, None, NextState(done(library.step(job.step).resource), job.step))
+            return _Outcome(result, report, None, NextState(done(library.step(job.step).resource), job.step))
         state = waiting(following, steps, library.step(following).resource)
-        return _Outcome(result, worker, None, NextState(state, following))
+        return _Outcome(result, report, None, NextState(state, following))
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
@@ -356,7 +374,7 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
             "cause": outcome.cause.value if outcome.cause else None,
             "output_tail": tail(outcome.result.output_tail),
             "reproduce": outcome.result.reproduce,
-            "worker": outcome.worker,
+            "worker": outcome.report.worker,
             "device": outcome.result.device.name if outcome.result.device else "",
             "started_at": from_epoch(outcome.result.started_at),
             "ended_at": from_epoch(outcome.result.ended_at),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -28,23 +30,39 @@ class NextState(NamedTuple):
 
 
 def after_failure(
-    job: AttemptedRow, cause: Cause, library: Library, *, max_attempts: int, worker: str, now: datetime
+    job: AttemptedRow,
+    cause: Cause,
+    library: Library,
+    *,
+    max_attempts: int,
+    place: str,
+    now: datetime,
+    uncharged: bool = False,
+    alone: Callable[[str], bool] = lambda _: True,
 ) -> NextState:
-    """Columns of a job after an attempt at its step failed for `cause` in `worker`."""
+    """Columns of a job after an attempt at its step failed for `cause` at `place`.
+
+    `uncharged`: it was the fault of the place; `alone`: whether no other place could try it.
+    """
     policy = library.retry(cause)
+    if uncharged:
+        policy = replace(policy, again=Again.ELSEWHERE, first_step=False, charged=False)
+    elif policy.again is Again.CONFIRMED:
+        final = bool(job.failures) or alone(place)
+        policy = replace(policy, again=Again.NEVER if final else Again.ELSEWHERE)
     steps = step_names(job.steps)
     step = steps[0] if policy.first_step else job.step
     charged = policy.charged or policy.again is Again.NEVER or job.uncharged >= MAX_UNCHARGED
     failures = job.failures + charged
-    uncharged = job.uncharged + (not charged)
+    free = job.uncharged + (not charged)
     if policy.again is Again.NEVER or failures >= max_attempts:
-        return NextState(State.ERRORED, step, failures, uncharged)
-    wait_s = policy.wait_s(failures + uncharged)
+        return NextState(State.ERRORED, step, failures, free)
+    wait_s = policy.wait_s(failures + free)
     return NextState(
         waiting(step, steps, library.step(step).resource),
         step,
         failures,
-        uncharged,
+        free,
         now + timedelta(seconds=wait_s) if wait_s else None,
-        worker if policy.again is Again.ELSEWHERE and worker else None,
+        place if policy.again is Again.ELSEWHERE and place else None,
     )

@@ -50,6 +50,7 @@ class Report(_Message):
     kind: ReportKind
     chunk: str
     worker: Annotated[str, Field(max_length=255)]
+    place: Annotated[str, Field(max_length=255)] = ""  #: its machine and device, which may be at fault for a failure
     results: tuple[StepResult, ...] = Field(default=())
     reason: str = ""  #: why a chunk was returned
 

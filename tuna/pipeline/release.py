@@ -53,7 +53,7 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
                 values |= {"isolate": True}
             if charge:
                 lost = Cause.WORKER_LOST
-                after = after_failure(row, lost, library, max_attempts=max_attempts, worker="", now=now)
+                after = after_failure(row, lost, library, max_attempts=max_attempts, place="", now=now)
                 values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
                 values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": lost.value}
                 new = after.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import os
 import socket
 import threading
@@ -21,9 +22,10 @@ import structlog
 from tuna import redis_client
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
-from tuna.libraries.context import RunContext
-from tuna.libraries.items import StepResult, WorkItem, result_of, tail
-from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import StepResult, result_of, tail
+from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.pipeline.health import Fault, Health, Unfit
 from tuna.pipeline.leases import Leases, new_id
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
@@ -91,19 +93,40 @@ class Runner:
         context: RunContext,
         worker: str = "",
         announcer: HeartbeatSender | None = None,
+        health: Health | None = None,
     ) -> None:
         """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
         self._worker = f"{worker or socket.gethostname()}:{os.getpid()}"
+        self.place = place_of(worker, context.device)
+        self._health = health or Health([context.scratch], context.device)
         self._announcer = announcer
         self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
-        """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as `finished` or `stale`."""
+        """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as `finished` or `stale`.
+
+        An unfit worker returns it, and is busy here with getting well for as long as the chunk might have taken.
+        """
+        started_at = time.monotonic()
         with structlog.contextvars.bound_contextvars(worker=self._worker, **_log_fields(chunk)):
-            return self._run(chunk, library, refusal)
+            try:
+                return self._run(chunk, library, refusal)
+            except Unfit as unfit:
+                limit_s = sum(library.time_limit_s(library.step(chunk.step), item) for item in chunk.items)
+                self._stay_aside(unfit.fault, library, started_at + limit_s + DEVICE_WAIT_S - time.monotonic())
+                return "unfit"
+
+    def _stay_aside(self, fault: Fault, library: Library, limit_s: float) -> None:
+        self._feel(fault)
+        self._health.stay_aside(fault, library, limit_s)
+        self._feel(self._health.fault)
+
+    def _feel(self, fault: Fault | None) -> None:
+        if self._announcer:
+            self._announcer.feel(self._health.failing, fault.text if fault else "")
 
     def _run(self, chunk: Chunk, library: Library, refusal: str) -> str:
         leases = Leases(self._client, chunk.namespace, self._lease_s)
@@ -116,6 +139,9 @@ class Runner:
         finished = 0
         try:
             with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
+                if self._health.fault:
+                    self._return_chunk(leases, chunk, token, [], self._health.fault.text, "unfit", pause_s=0.0)
+                    raise Unfit(self._health.fault)
                 if refusal:
                     log.error("chunk refused", chunk=chunk.id, reason=refusal)
                     return self._return_chunk(leases, chunk, token, [], refusal, "refused")
@@ -129,6 +155,7 @@ class Runner:
         finally:
             if self._announcer:
                 self._announcer.end(finished)
+                self._feel(self._health.fault)
         return outcome
 
     def _work(
@@ -139,49 +166,69 @@ class Runner:
         context = dataclasses.replace(self._context, cancelled=lambda: heartbeat.lost)
         try:
             with self._device(step, heartbeat):
-                for result in self._results(library, step, chunk.items, context):
+                self._health.require(library)
+                for result in self._results(library, step, chunk, context):
                     if heartbeat.lost:
                         raise LeaseLost
                     buffer.append(result)
                     if time.monotonic() - flushed_at >= _FLUSH_S and len(buffer) < len(chunk.items):
                         self._send(leases.report, chunk, token, ReportKind.RESULTS, buffer)
                         buffer, flushed_at = [], time.monotonic()
+        except Unfit as unfit:
+            self._return_chunk(leases, chunk, token, buffer, str(unfit), "unfit", pause_s=0.0)
+            raise
         except _WORKER_FAULTS as error:  # no job is charged: all would be errored before a repair
             if heartbeat.lost:
                 raise LeaseLost from error
+            if fault := isinstance(error, StorageFull) and self._health.examine(library):
+                self._return_chunk(leases, chunk, token, buffer, fault.text, "unfit", pause_s=0.0)
+                raise Unfit(fault) from error
             log.error("chunk returned", chunk=chunk.id, reason=str(error))
             return self._return_chunk(leases, chunk, token, buffer, str(error), "returned")
         self._send(leases.finish, chunk, token, ReportKind.FINISHED, buffer)
         return "finished"
 
     def _return_chunk(
-        self, leases: Leases, chunk: Chunk, token: str, done: list[StepResult], reason: str, outcome: str
+        self,
+        leases: Leases,
+        chunk: Chunk,
+        token: str,
+        done: list[StepResult],
+        reason: str,
+        outcome: str,
+        pause_s: float | None = None,
     ) -> str:
-        """Return the items of the chunk that are not `done`, after _BACKOFF_S; returns `outcome`."""
-        time.sleep(_BACKOFF_S)
+        """Return the items of the chunk that are not `done`, after `pause_s` or _BACKOFF_S; returns `outcome`."""
+        time.sleep(_BACKOFF_S if pause_s is None else pause_s)
         self._send(leases.finish, chunk, token, ReportKind.RETURNED, done, reason)
         return outcome
 
-    def _results(
-        self, library: Library, step: Step, items: Sequence[WorkItem], context: RunContext
-    ) -> Iterator[StepResult]:
-        """Exactly one result for each item, also if the library fails or repeats one."""
-        open_items = {item.job_id: item for item in items}
+    def _results(self, library: Library, step: Step, chunk: Chunk, context: RunContext) -> Iterator[StepResult]:
+        """Exactly one result for each item, also if the library fails or repeats one; raises Unfit after an uncharged one."""
+        open_items = {item.job_id: item for item in chunk.items}
+        fits = functools.partial(self._succeeds_elsewhere, chunk)
         fault = "the library gave no result"
         started_at = time.time()
         try:
-            for result in library.run(step, items, context):
-                if open_items.pop(result.job_id, None) is not None:
-                    yield result
-        except _WORKER_FAULTS:
+            for result in library.run(step, chunk.items, context):
+                if open_items.pop(result.job_id, None) is None:
+                    continue
+                found = self._health.judge(result, library, fits)
+                yield _uncharged(result, found) if found else result
+                if found:
+                    raise Unfit(found)
+        except (Unfit, *_WORKER_FAULTS):
             raise
         except ChildCancelled:
             raise LeaseLost from None
-        except Exception:  # a fault of the library's own code must not end the worker
+        except Exception as error:  # a fault of the library's own code must not end the worker
             fault = traceback.format_exc()
             log.error("library failed", library=library.name, fault=fault)
+            found = self._health.of_error(error, library)
+        else:
+            found = None
         for item in open_items.values():
-            yield result_of(
+            failed = result_of(
                 item,
                 ok=False,
                 cause=Cause.INFRA,
@@ -190,6 +237,10 @@ class Runner:
                 started_at=started_at,
                 ended_at=time.time(),
             )
+            found = found or self._health.judge(failed, library, fits)
+            yield _uncharged(failed, found) if found else failed
+            if found:
+                raise Unfit(found)
 
     @stamina.retry(on=_is_transient, attempts=None, timeout=60.0, wait_max=2.0)
     def _send(
@@ -206,7 +257,7 @@ class Runner:
 
     def _report(self, kind: ReportKind, chunk: Chunk, results: Sequence[StepResult] = (), reason: str = "") -> str:
         return Report(
-            kind=kind, chunk=chunk.id, worker=self._worker, results=tuple(results), reason=reason
+            kind=kind, chunk=chunk.id, worker=self._worker, place=self.place, results=tuple(results), reason=reason
         ).model_dump_json(exclude_defaults=True)
 
     @contextlib.contextmanager
@@ -224,29 +275,48 @@ class Runner:
 
         At most _MAX_DECLINED times: the other may hang, and the job must not be passed around endlessly.
         """
-        mine = [item for item in chunk.items if item.avoid == self._worker]
+        mine = [item for item in chunk.items if item.avoid == self.place]
         if not mine:
             return False
         key = (chunk.namespace, mine[0].job_id, mine[0].step)
         if len(self._declined) > _MAX_NOTED:  # other workers did most of these, which is not reported here
             self._declined.clear()
-        if self._declined[key] >= _MAX_DECLINED or not self._others_serve(chunk):
+        if self._declined[key] >= _MAX_DECLINED or not self._others(chunk):
             self._declined.pop(key, None)
             return False
         self._declined[key] += 1
         return True
 
-    def _others_serve(self, chunk: Chunk) -> bool:
-        """Whether another live worker takes from the chunk's queue, as far as its heartbeat tells."""
+    def _others(self, chunk: Chunk) -> list[WorkerStatus]:
+        """Live workers at other places that take from the chunk's queue, as far as their heartbeats tell."""
         try:
             live = HeartbeatBoard(self._client, chunk.namespace, self._lease_s).live()
         except redis.RedisError as error:  # the ACL of a joined worker does not permit reading heartbeats
             log.debug("heartbeats unreadable", error=str(error))
-            return False
-        others = (status for status in live if status.name != self._worker)
+            return []
+        others = [status for status in live if status.place != self.place and not status.aside]
         if chunk.environment:
-            return any(chunk.environment in status.environment.split(", ") for status in others)
-        return any(chunk.toolchain in status.toolchains for status in others)
+            return [status for status in others if chunk.environment in status.environment.split(", ")]
+        return [status for status in others if chunk.toolchain in status.toolchains]
+
+    def _succeeds_elsewhere(self, chunk: Chunk) -> bool | None:
+        """Whether other workers succeed with what fails here; None while none of them has finished anything."""
+        others = self._others(chunk)
+        if any(status.done and not status.failing for status in others):
+            return True
+        return False if all(status.failing for status in others) else None
+
+
+def place_of(worker: str, device: DeviceHandle | None) -> str:
+    """A machine, or a device of it: what may be at fault for failures of all workers there."""
+    return ((worker or socket.gethostname()) + (f"/{device.id}" if device else ""))[:255]
+
+
+def _uncharged(result: StepResult, fault: Fault) -> StepResult:
+    """The result as a failure of this worker's; what it measured does not count."""
+    text = f"{result.output_tail}\n{fault.text}".strip()
+    facts = {"ok": False, "cause": fault.cause, "uncharged": True, "trials": (), "output_tail": tail(text)}
+    return result.model_copy(update=facts)
 
 
 def _log_fields(chunk: Chunk) -> dict[str, Any]:

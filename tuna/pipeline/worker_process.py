@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import redis
@@ -18,14 +19,15 @@ from pydantic import ValidationError
 from tuna.artifacts import Artifacts
 from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
-from tuna.libraries.context import RunContext
-from tuna.libraries.registry import get_library
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.registry import get_library, names
 from tuna.membership.announcements import namespaces, signing_key, with_store
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.connection import connect
 from tuna.pipeline.devices import device_for
+from tuna.pipeline.health import Health
 from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner
+from tuna.pipeline.runner import Runner, place_of
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.queues import queue_name
 from tuna.sandbox.cores import compile_cpus
@@ -37,12 +39,16 @@ log = structlog.get_logger(__name__)
 class WorkerProcess:
     """The state of one process that runs chunks; everything is created lazily."""
 
-    def __init__(self, settings: Settings, served: ServedQueues | None = None) -> None:
-        """`served`: what this machine can serve, as far as it was found before the fork."""
+    def __init__(
+        self, settings: Settings, served: ServedQueues | None = None, mend: Callable[[], None] = lambda: None
+    ) -> None:
+        """`served`: what this machine can serve, as far as it was found before the fork; `mend`: see `Health`."""
         self._settings = settings
         self._served = served or ServedQueues()
+        self._mend = mend
         self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
         self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
+        self._devices: dict[str, DeviceHandle] = {}  # by library
         self._sender: HeartbeatSender | None = None
 
     def run_chunk(self, chunk: str) -> str:
@@ -79,6 +85,7 @@ class WorkerProcess:
             job_ids=(),
             started_at=time.time(),
             seen_at=time.time(),
+            place=place_of(settings.worker_name, self._served_device(queues)),
         )
 
         def boards() -> list[HeartbeatBoard]:
@@ -112,19 +119,30 @@ class WorkerProcess:
             self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, key)
         return self._artifacts[namespace, url]
 
+    def _device_of(self, library: Library) -> DeviceHandle:
+        if library.name not in self._devices:
+            self._devices[library.name] = device_for(library, self._settings)
+        return self._devices[library.name]
+
+    def _served_device(self, queues: Sequence[str]) -> DeviceHandle | None:
+        """The device that chunks of `queues` will measure on; None for those of steps on a CPU."""
+        served = (name for name in names() if self._served.queue_of(name, on_device=True) in queues)
+        return next((self._device_of(get_library(name)) for name in served), None)
+
     def _runner(self, chunk: Chunk, library: Library, artifacts_url: str | None) -> Runner:
         on_device = bool(chunk.environment)
         key = (chunk.namespace, artifacts_url, library.name, on_device)
         if key not in self._runners:
             settings = self._settings
-            device = device_for(library, settings) if on_device else None
+            device = self._device_of(library) if on_device else None
             context = RunContext(
                 artifacts=self._store(chunk.namespace, artifacts_url),
                 scratch=self._scratch,
                 cpus=device.cpus if device else compile_cpus(settings),
                 device=device,
             )
-            runner = Runner(self._client, settings.lease_s, context, settings.worker_name, self._sender)
+            health = Health([settings.home, self._scratch], device, self._mend)
+            runner = Runner(self._client, settings.lease_s, context, settings.worker_name, self._sender, health)
             self._runners[key] = runner
         return self._runners[key]
 
@@ -137,12 +155,12 @@ def _unreadable(fault: str) -> str:
 def scratch_folder(parent: Path) -> Path:
     """A folder for this process; those of this machine's processes that are gone are removed, for a killed one cannot
     tidy up. Other machines may share the parent, and their processes cannot be looked up here."""
-    parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{socket.gethostname()}-"
     for folder in parent.glob(f"{glob.escape(prefix)}*"):
         process = folder.name.removeprefix(prefix)
         if process.isdigit() and not Path(f"/proc/{process}").exists():
             shutil.rmtree(folder, ignore_errors=True)
     mine = parent / f"{prefix}{os.getpid()}"
-    mine.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):  # of a full disk, say: a worker that cannot write there is put aside
+        mine.mkdir(parents=True, exist_ok=True)
     return mine

@@ -39,6 +39,10 @@ _TICK_S = 0.5
 _GRACE_S = 1.0
 
 
+class ChildNotStarted(Exception):
+    """This machine could not start a child: no memory or processes left, or no Python."""
+
+
 class ChildTimeout(Exception):
     """The child did not answer in time; it and its process group were killed."""
 
@@ -360,17 +364,20 @@ def _start(
     program = command[0] == "exec"
     child = [sys.executable, "-I", "-S", _CHILD] if program else module_command("tuna.sandbox.child")
     argv = [*child, json.dumps(limits), *command]
-    return subprocess.Popen(
-        argv,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(child_env() if env is None else env),
-        cwd=cwd,
-        pass_fds=pass_fds,
-        start_new_session=True,  # also before the child's own code runs: the group exists as soon as we could want to kill it
-        bufsize=0,
-    )
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(child_env() if env is None else env),
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,  # also before its own code runs: the group exists as soon as we could want to kill it
+            bufsize=0,
+        )
+    except OSError as error:
+        raise ChildNotStarted(f"a child process cannot be started: {error}") from error
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

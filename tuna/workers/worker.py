@@ -26,6 +26,7 @@ from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
 from tuna.settings import Settings
 from tuna.workers import shutdown
+from tuna.workers.hooks import run_hook
 from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
 
 log = structlog.get_logger(__name__)
@@ -58,7 +59,7 @@ class Worker:
         self._device = ""
         self._control: ControlListener | None = None
         self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
-        self.process = WorkerProcess(settings, self._served)
+        self.process = WorkerProcess(settings, self._served, self._mend)
 
     def connect_signals(self) -> None:
         """Connect the handlers of Celery's worker signals."""
@@ -123,9 +124,13 @@ class Worker:
     def _start_process(self, **_: Any) -> None:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
         die_with_parent("pool", always=True)
-        self.process = WorkerProcess(self._settings, self._served)
+        self.process = WorkerProcess(self._settings, self._served, self._mend)
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
+
+    def _mend(self) -> None:
+        """The hook that follows a worker's end may repair the device of one that is put aside, too."""
+        run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, {})
 
     def _free_lease_of_dead_process(
         self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any

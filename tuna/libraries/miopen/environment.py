@@ -110,8 +110,7 @@ def _rocm() -> Path:
     return get_settings().rocm_path
 
 
-@functools.cache
-def visible_gpu() -> Gpu:
+def find_gpu() -> Gpu:
     """The GPU that HIP_VISIBLE_DEVICES names first, else the first; raises LibraryMissing when there is none."""
     program = _rocm() / "bin" / "rocminfo"
     if not program.exists():
@@ -129,6 +128,9 @@ def visible_gpu() -> Gpu:
     if index >= len(gpus):
         raise LibraryMissing(f"HIP_VISIBLE_DEVICES names GPU {index}; rocminfo shows {len(gpus)}.")
     return gpus[index]
+
+
+visible_gpu = functools.cache(find_gpu)
 
 
 def parse_rocminfo(text: str) -> list[Gpu]:

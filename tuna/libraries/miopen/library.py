@@ -21,10 +21,10 @@ import structlog
 from pydantic import Field
 
 from tuna.configs import BatchNormConfig, Config, ConvConfig
-from tuna.errors import BadInput, ServiceError
+from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
@@ -113,6 +113,15 @@ class MiopenLibrary(Library):
             with ThreadPoolExecutor(len(compile_cpus())) as pool:
                 for found in pool.map(lambda block: _applicable(block, environment, place), blocks):
                     yield from found
+
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether ROCm still shows a GPU of the architecture that it showed when this process began."""
+        try:
+            found = environment.find_gpu()
+        except LibraryMissing as error:
+            return str(error)
+        expected = environment.visible_gpu()
+        return "" if found == expected else f"ROCm shows a {found.arch}, and there was a {expected.arch}"
 
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Twice the limit of a call, for one that dies is repeated solver by solver."""

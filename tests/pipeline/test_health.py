@@ -1,0 +1,169 @@
+"""What a worker takes for the fault of its own machine or device, and how it comes back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuna.errors import LibraryMissing
+from tuna.libraries.context import DeviceHandle
+from tuna.libraries.items import StepResult, Trial
+from tuna.pipeline import health as healths
+from tuna.pipeline.health import Fault, Health, Unfit
+from tuna.sandbox.processes import run
+from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Cause
+
+GPU = DeviceHandle("GPU-a", "GPU-a")
+#: Nobody else succeeds.
+ALONE: Callable[[], bool | None] = lambda: False  # noqa: E731
+
+
+class Card(NoopLibrary):
+    """Its device says `words` when it is asked."""
+
+    words = ""
+
+    def probe(self, device: DeviceHandle) -> str:
+        return self.words
+
+
+def failed(cause: Cause, output: str = "", *, job_id: int = 1, trial_output: str = "") -> StepResult:
+    trials = (Trial(index=0, cause=cause, output_tail=trial_output),)
+    return StepResult(
+        job_id=job_id, attempt=1, step="measure", ok=False, cause=cause, output_tail=output, trials=trials
+    )
+
+
+def good(job_id: int = 1) -> StepResult:
+    return StepResult(job_id=job_id, attempt=1, step="measure", ok=True)
+
+
+def test_a_dead_device_is_found_before_the_first_chunk_and_after_a_failure(tmp_path: Path) -> None:
+    card, health = Card(), Health([tmp_path], GPU)
+    health.require(card)
+    assert health.judge(failed(Cause.RUN_ERROR), card, ALONE) is None
+    card.words = "fell off the bus"
+    health.require(card)  # once is enough
+    assert health.judge(good(), card, ALONE) is None
+    fault = Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
+    assert health.judge(failed(Cause.RUN_TIMEOUT), card, ALONE) == fault
+    with pytest.raises(Unfit):
+        Health([tmp_path], GPU).require(card)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_that_hangs_or_raises_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(Card):
+        def probe(self, device: DeviceHandle) -> str:
+            time.sleep(5.0)
+            return ""
+
+    class Raises(Card):
+        def probe(self, device: DeviceHandle) -> str:
+            raise RuntimeError("no driver")
+
+    monkeypatch.setattr(healths, "PROBE_S", 0.05)
+    assert Health([], GPU).examine(Hangs()) == Fault(Cause.DEVICE_LOST, "GPU-a: no answer to a probe within 0.05 s")
+    assert Health([], GPU).examine(Raises()) == Fault(Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver")
+
+
+@pytest.mark.parametrize(
+    ("output", "trial_output"),
+    [("fin: write: No space left on device", ""), ("", "OSError: [Errno 122] Disk quota exceeded")],
+)
+def test_a_full_disk_is_known_by_what_a_program_said_of_it(output: str, trial_output: str) -> None:
+    """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone with it."""
+    found = Health([]).judge(failed(Cause.BUILD_ERROR, output, trial_output=trial_output), Card(), ALONE)
+    assert found == Fault(Cause.INFRA, output or trial_output)
+
+
+def test_a_folder_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = Health([tmp_path, tmp_path / "file" / "scratch"]).examine(Card())
+    assert found
+    assert found.cause is Cause.INFRA
+    assert "cannot be written: Not a directory" in found.text
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (OSError(errno.ENOSPC, "full"), True),
+        (OSError(errno.EDQUOT, "full"), True),
+        (LibraryMissing("the driver is gone"), True),
+        (FileNotFoundError(errno.ENOENT, "a bug"), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_errors_of_the_machine_are_told_from_bugs(error: Exception, is_fault: bool) -> None:
+    wrapped = RuntimeError("failed")
+    wrapped.__cause__ = error
+    for one in (error, wrapped):
+        assert (Health([]).of_error(one, Card()) is not None) is is_fault
+
+
+def test_a_child_that_cannot_be_started_is_the_machines_fault(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="cannot be started") as caught:
+        run(["true"], timeout_s=10.0, cwd=tmp_path / "gone")
+    assert Health([]).of_error(caught.value, Card())
+
+
+def test_three_different_jobs_in_a_row_count_if_others_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healths, "NEWS_S", 0.05)
+    card, news = Card(), [None, None, True]
+    health = Health([], GPU)
+    for job_id in (1, 1, 2):  # one job twice is not two
+        assert health.judge(failed(Cause.RUN_ERROR, job_id=job_id), card, news.pop) is None
+    found = health.judge(failed(Cause.RUN_ERROR, job_id=3), card, lambda: news.pop(0))
+    assert found == Fault(Cause.DEVICE_LOST, "3 different jobs failed here, and others succeed elsewhere")
+    assert news == [], "it waited for news of the others"
+
+
+@pytest.mark.parametrize("elsewhere", [None, False])
+def test_what_fails_everywhere_is_the_jobs_own_fault(elsewhere: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healths, "NEWS_S", 0.0)
+    health = Health([], GPU)
+    assert [health.judge(failed(Cause.RUN_ERROR, job_id=n), Card(), lambda: elsewhere) for n in range(9)] == [None] * 9
+
+
+def test_one_success_outweighs_crashes_and_not_wrong_answers() -> None:
+    for cause, ends in ((Cause.RUN_ERROR, False), (Cause.WRONG_RESULT, True)):
+        health, found = Health([], GPU), []
+        for job_id in range(4):
+            found.append(health.judge(failed(cause, job_id=job_id), Card(), lambda: True))
+            health.judge(good(), Card(), lambda: True)
+        assert any(found) is ends
+
+
+def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, pauses = Card(), list[float]()
+    card.words = "fell off the bus"
+
+    def mend() -> None:
+        if len(pauses) == 3:
+            card.words = ""
+        raise OSError("the hook failed, which is only logged")
+
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    health = Health([], GPU, mend, first_pause_s=2.0, longest_pause_s=5.0)
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 60.0)
+    assert pauses == [2.0, 4.0, 5.0]
+    assert health.fault is None
+
+
+def test_it_stays_aside_for_no_longer_than_it_may() -> None:
+    card = Card()
+    card.words = "fell off the bus"
+    health = Health([], GPU, first_pause_s=0.01)
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 0.02)
+    assert health.fault == Fault(Cause.DEVICE_LOST, "GPU-a: fell off the bus")
+
+
+def test_words_of_this_system_are_known() -> None:
+    assert os.strerror(errno.ENOSPC) == "No space left on device"

@@ -1,0 +1,203 @@
+"""Whether a worker's machine and device are fit for work: examined before the first chunk and after each failure.
+
+What is the machine's or the device's own fault is not charged to a job. The worker takes nothing more for a pause, longer each
+time, and until an examination finds nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from tuna.errors import LibraryMissing
+from tuna.libraries.base import Library
+from tuna.libraries.context import DeviceHandle
+from tuna.libraries.items import StepResult, tail
+from tuna.sandbox.processes import ChildNotStarted
+from tuna.vocabulary import Cause
+
+log = structlog.get_logger(__name__)
+
+#: Time that `Library.probe` has.
+PROBE_S = 60.0
+#: Different jobs that fail in a row here while others succeed elsewhere.
+IN_A_ROW = 3
+#: Successes in a row after which wrong answers are forgotten.
+TRUSTED = 20
+#: How long the first time to wait for news of those others.
+NEWS_S = 2.0
+_TEST_BYTES = 1 << 20
+#: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no processes or files left.
+_ERRNOS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
+)
+#: The same as a foreign program says it; what it wrote is gone with it, so that there may be space again.
+_WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+#: Failures that say nothing of the machine.
+_OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
+
+
+class Fault(NamedTuple):
+    """Why this worker is unfit."""
+
+    cause: Cause  #: `device_lost` or `infra`
+    text: str
+
+
+class Unfit(Exception):
+    """The worker must not go on with its chunk."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+class Health:
+    """The health of one worker process with its device."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        device: DeviceHandle | None = None,
+        mend: Callable[[], None] = lambda: None,
+        *,
+        first_pause_s: float = 2.0,
+        longest_pause_s: float = 300.0,
+    ) -> None:
+        """`folders` must be writable; `mend` may repair the device, and is called before it is examined again."""
+        self._folders, self._device, self._mend = folders, device, mend
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
+        self._pause_s = first_pause_s
+        self._examined = False
+        self._failed: set[int] = set()  # different jobs that failed since one succeeded
+        #: Those with a wrong answer, which one success does not outweigh.
+        self._wrong: set[int] = set()
+        self._successes = 0  # in a row
+        self.fault: Fault | None = None  #: while the worker takes nothing
+
+    @property
+    def failing(self) -> int:
+        """How many different jobs have failed since one succeeded."""
+        return len(self._failed)
+
+    def require(self, library: Library) -> None:
+        """Raise Unfit unless an examination has found nothing once."""
+        if self._examined:
+            return
+        if fault := self.examine(library):
+            raise Unfit(fault)
+        self._examined = True
+
+    def examine(self, library: Library) -> Fault | None:
+        """What is wrong with the folders or, by the library's own word, with the device."""
+        for folder in self._folders:
+            try:
+                _write_to(folder)
+            except OSError as error:
+                return Fault(Cause.INFRA, f"{folder} cannot be written: {error.strerror}")
+        words = _probe(library, self._device) if self._device else ""
+        return Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}") if words else None
+
+    def judge(
+        self, result: StepResult, library: Library, succeeds_elsewhere: Callable[[], bool | None]
+    ) -> Fault | None:
+        """Why the failure in `result` is this worker's; None for one that is the job's, and for success.
+
+        `succeeds_elsewhere`: whether the same work does; None while there is no news of others.
+        """
+        if result.ok:
+            self._failed.clear()
+            self._successes += 1
+            if self._successes >= TRUSTED:
+                self._wrong.clear()
+            if not self._wrong:
+                self._pause_s = self._first_pause_s
+            return None
+        if result.cause in _OF_THE_JOB:
+            return None
+        output = "\n".join([result.output_tail, *(trial.output_tail for trial in result.trials)])
+        if any(words in output for words in _WORDS):
+            return Fault(Cause.INFRA, next(line for line in output.splitlines() if any(w in line for w in _WORDS)))
+        if fault := self.examine(library):
+            return fault
+        if result.cause is Cause.DEVICE_LOST:
+            return Fault(Cause.DEVICE_LOST, tail(result.output_tail) or "the device was lost")
+        self._successes = 0
+        self._failed.add(result.job_id)
+        if result.cause is Cause.WRONG_RESULT:
+            self._wrong.add(result.job_id)
+        count = max(len(self._failed), len(self._wrong))
+        if count < IN_A_ROW or not self._elsewhere(succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
+            return None
+        cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
+        return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
+
+    @staticmethod
+    def _elsewhere(succeeds: Callable[[], bool | None], wait_s: float) -> bool:
+        deadline = time.monotonic() + wait_s
+        while (found := succeeds()) is None and time.monotonic() < deadline:
+            time.sleep(wait_s / 20)
+        return bool(found)
+
+    def of_error(self, error: BaseException, library: Library) -> Fault | None:
+        """Why an error that the library raised is the machine's fault; None if it is not."""
+        for one in _chain(error):
+            if isinstance(one, ChildNotStarted | LibraryMissing) or (isinstance(one, OSError) and one.errno in _ERRNOS):
+                return Fault(Cause.INFRA, f"{type(one).__name__}: {one}")
+        return self.examine(library)
+
+    def stay_aside(self, fault: Fault, library: Library, limit_s: float) -> None:
+        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it does not by then."""
+        if self.fault is None:
+            library.close()  # children that are broken, or in the way of a repair
+        self.fault = fault
+        deadline = time.monotonic() + limit_s
+        while self.fault and time.monotonic() < deadline:
+            log.error("worker aside", reason=fault.text, pause_s=self._pause_s)
+            time.sleep(min(self._pause_s, deadline - time.monotonic()))
+            self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+            try:
+                self._mend()
+            except Exception as error:  # a hook of the user's, of which any may fail
+                log.error("repair failed", error=str(error))
+            self.fault = self.examine(library)
+            fault = self.fault or fault
+        if self.fault is None:
+            self._examined = True
+            log.warning("worker back")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _write_to(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(bytes(_TEST_BYTES))
+
+
+def _probe(library: Library, device: DeviceHandle) -> str:
+    """What `Library.probe` says; one that raises or does not answer is as good as a bad one."""
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            said.append(library.probe(device))
+        except Exception as error:  # the library's own code
+            said.append(f"{type(error).__name__}: {error}")
+
+    asking = threading.Thread(target=ask, name="probe", daemon=True)
+    asking.start()
+    asking.join(PROBE_S)
+    return said[0] if said else f"no answer to a probe within {PROBE_S:g} s"
