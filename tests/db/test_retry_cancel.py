@@ -23,6 +23,7 @@ from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.job_actions import Selection
 from tuna.pipeline.messages import Report, ReportKind
+from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import Scope
 from tuna.vocabulary import Cause
@@ -140,12 +141,15 @@ def test_late_results_of_canceled_jobs_are_refused(engine: sa.Engine, drain: Dra
     assert drain.counts.refused == 10
 
 
-def test_a_chunk_that_holds_other_jobs_too_is_still_wanted(engine: sa.Engine) -> None:
+def test_a_chunk_that_holds_other_jobs_too_ends_and_these_are_taken_back(engine: sa.Engine) -> None:
+    """D6: a job that was canceled alone ran to its end, and those after it in the chunk waited for it."""
     session_id = make_jobs(engine, 1)
     chunk = _claim(engine, session_id)[0]
     first = chunk.items[0].job_id
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == set()
-    assert job_actions.cancel(engine, LIBRARY, Selection(session_id)).chunks == {chunk.id}
+    assert job_actions.cancel(engine, LIBRARY, Selection(session_id, jobs=[first])).chunks == {chunk.id}
+    with writing(engine) as connection:
+        assert release(connection, [chunk.id], max_attempts=3) == 9
+    assert states(engine) == {"canceled": 1, "new": 9}
 
 
 def test_only_layers_with_the_tag_are_canceled(engine: sa.Engine) -> None:

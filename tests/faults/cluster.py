@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import redis
 import stepped_clock
-from fault_library import LOG
+from fault_library import DEAD, LOG
 from shared_data import need
 
 from tuna.embedded_redis import program
@@ -50,6 +50,7 @@ class Cluster:
         self._started_at: dict[str, float] = {}
         self._due: set[str] = set()  # to be started once Redis and MariaDB are reachable
         self._artifacts = folder / "artifacts"
+        self._homes = {name: folder / f"home-{name}" for name in _WORKERS}
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("TUNA_", "CELERY_"))},
@@ -62,18 +63,21 @@ class Cluster:
             "TUNA_ARTIFACTS_URL": self._artifacts.as_uri(),
             "TUNA_LEASE_S": str(LEASE_S),
             LOG: str(self.log),
+            DEAD: str(folder / "dead"),
         }
 
     def __enter__(self) -> Cluster:
         for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for home in self._homes.values():
+            home.mkdir(exist_ok=True)
         about = self.folder / "plugin" / "faults-1.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
         (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
         self.log.touch()
         (self.folder / "tuna.toml").touch()
         try:
-            _mount(self._artifacts)
+            _mount(self._artifacts, *self._homes.values())
             self._servers["redis"] = [
                 program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
                 "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
@@ -97,9 +101,11 @@ class Cluster:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
             process.wait(_START_S)
-        if self._artifacts.is_mount():
-            _libc().umount2(os.fsencode(self._artifacts), 2)  # MNT_DETACH
-        for name in ("mariadb", "artifacts", "redis", "tmp"):
+        for folder in (self._artifacts, *self._homes.values()):
+            if folder.is_mount():
+                _libc().umount2(os.fsencode(folder), 2)  # MNT_DETACH
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("mariadb", "redis", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def start(self, name: str) -> None:
@@ -155,18 +161,27 @@ class Cluster:
 
     def fill_artifacts(self) -> bool:
         """Fill the artifact store's file system; False if it has none of its own."""
-        if not self._artifacts.is_mount():
-            return False
-        with open(self._artifacts / "ballast", "wb", buffering=0) as ballast:
-            for size in (1 << 20, 1 << 12):
-                with contextlib.suppress(_NoSpace):
-                    while True:
-                        _write(ballast.fileno(), bytes(size))
-        return True
+        return _fill(self._artifacts)
 
     def empty_artifacts(self) -> None:
         """Undo `fill_artifacts`."""
-        (self._artifacts / "ballast").unlink(missing_ok=True)
+        _empty(self._artifacts)
+
+    def fill_home(self, name: str) -> bool:
+        """Fill the file system of a worker's TUNA_HOME; False if it has none of its own."""
+        return _fill(self._homes[name])
+
+    def empty_home(self, name: str) -> None:
+        """Undo `fill_home`."""
+        _empty(self._homes[name])
+
+    def kill_device(self) -> None:
+        """From now on the device of the eval worker fails."""
+        Path(self.env[DEAD]).touch()
+
+    def mend_device(self) -> None:
+        """Undo `kill_device`."""
+        Path(self.env[DEAD]).unlink()
 
     def step_clock(self, name: str, seconds: float) -> None:
         """Shift the wall clock of a worker."""
@@ -191,10 +206,11 @@ class Cluster:
 
     def _spawn(self, name: str, command: list[str]) -> None:
         self._started_at[name] = time.monotonic()
+        home = {"TUNA_HOME": str(self._homes[name])} if name in self._homes else {}
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = psutil.Popen(
                 killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                env={**self.env, stepped_clock.CLOCK: str(self._clock(name))},
+                env={**self.env, **home, stepped_clock.CLOCK: str(self._clock(name))},
             )  # fmt: skip
 
     def _program(self, name: str) -> list[str]:
@@ -217,6 +233,21 @@ class Cluster:
 
     def _clock(self, name: str) -> Path:
         return self.folder / "tmp" / f"clock-{name}"
+
+
+def _fill(folder: Path) -> bool:
+    if not folder.is_mount():
+        return False
+    with open(folder / "ballast", "wb", buffering=0) as ballast:
+        for size in (1 << 20, 1 << 12):
+            with contextlib.suppress(_NoSpace):
+                while True:
+                    _write(ballast.fileno(), bytes(size))
+    return True
+
+
+def _empty(folder: Path) -> None:
+    (folder / "ballast").unlink(missing_ok=True)
 
 
 class _NoSpace(OSError):
@@ -242,9 +273,10 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _mount(place: Path) -> None:
-    """Mount a small tmpfs at `place`, if permitted, in a private mount namespace, so that it vanishes with the process."""
+def _mount(*places: Path) -> None:
+    """Mount a small tmpfs at each place, if permitted, in a private mount namespace, so that it vanishes with the process."""
     new_namespace, private = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
     libc = _libc()
     if libc.unshare(new_namespace) == 0 and libc.mount(b"none", b"/", None, private, None) == 0:
-        libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode())
+        for place in places:
+            libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode())

@@ -117,11 +117,15 @@ class _Drill:
             Kind.REDIS_FLUSH: lambda fault: cluster.flush_redis(),
             Kind.MARIADB_RESTART: lambda fault: cluster.kill(fault.target),
             Kind.ARTIFACTS_FULL: self._fill_artifacts,
+            Kind.DISK_FULL: self._fill_home,
+            Kind.DEVICE_DEAD: lambda fault: cluster.kill_device(),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
         }
         self._end: dict[Kind, Callable[[Fault], object]] = {
             Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGCONT),
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
+            Kind.DISK_FULL: lambda fault: cluster.empty_home(fault.target),
+            Kind.DEVICE_DEAD: lambda fault: cluster.mend_device(),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, 0.0),
         }
 
@@ -196,6 +200,10 @@ class _Drill:
 
     def _fill_artifacts(self, _: Fault) -> None:
         if not self._cluster.fill_artifacts():
+            self._report.happened[-1] += " (not possible: this user may not mount)"
+
+    def _fill_home(self, fault: Fault) -> None:
+        if not self._cluster.fill_home(fault.target):
             self._report.happened[-1] += " (not possible: this user may not mount)"
 
     def _kill_and_wipe(self, fault: Fault) -> None:

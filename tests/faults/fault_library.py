@@ -11,16 +11,20 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tuna.libraries.base import Step
-from tuna.libraries.context import RunContext
+from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
 
 LOG = "FAULTS_LOG"
+#: The device is dead while the file of this name is there.
+DEAD = "FAULTS_DEAD"
 _CODE_BYTES = 1024
+_SCRATCH_BYTES = 1 << 16
 
 
 def code_of(config: Mapping[str, Any], solver: str) -> bytes:
@@ -45,19 +49,29 @@ class FaultLibrary(NoopLibrary):
         for item in items:
             _append(item)
             time.sleep(float(item.options.get("sleep_s", 0)))
+            (context.scratch / "item").write_bytes(bytes(_SCRATCH_BYTES))
             yield self._build(item, context) if step.name == "build" else self._measure(item, context)
+
+    def probe(self, device: DeviceHandle) -> str:
+        return "it is dead" if _is_dead() else ""
 
     def _build(self, item: WorkItem, context: RunContext) -> StepResult:
         digest = context.artifacts.put(code_of(item.config, item.solver))
         return result_of(item, ok=True, trials=(Trial(index=0, params=item.solver, artifact=digest),))
 
     def _measure(self, item: WorkItem, context: RunContext) -> StepResult:
+        if _is_dead():
+            return result_of(item, ok=False, cause=Cause.RUN_ERROR)
         try:
             code = context.artifacts.get(item.candidates[0].artifact or "")
         except (KeyError, IndexError):
             return result_of(item, ok=False, cause=Cause.ARTIFACT_LOST)
         time_ms = time_of(code)
         return result_of(item, ok=True, trials=(Trial(index=0, times_ms=(time_ms,), time_ms=time_ms),))
+
+
+def _is_dead() -> bool:
+    return Path(os.environ[DEAD]).exists()
 
 
 def _append(item: WorkItem) -> None:

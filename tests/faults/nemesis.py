@@ -18,6 +18,8 @@ class Kind(str, Enum):
     REDIS_FLUSH = "redis_flush"  #: FLUSHALL
     MARIADB_RESTART = "mariadb_restart"  #: SIGKILL of MariaDB, restarted
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
+    DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
+    DEVICE_DEAD = "device_dead"  #: what the eval worker measures on fails each time, and does not answer
     CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour
 
 
@@ -28,7 +30,7 @@ class Fault:
     gap_s: float
     overlaps: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
     kind: Kind
-    target: str  #: compile, eval, coordinator, redis, mariadb or artifacts
+    target: str  #: compile, eval, coordinator, redis, mariadb, artifacts or device
     lasts_s: float = 0.0
     step_s: float = 0.0  #: of a clock
 
@@ -54,6 +56,8 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.REDIS_FLUSH, "redis"),
         (Kind.MARIADB_RESTART, "mariadb"),
         (Kind.ARTIFACTS_FULL, "artifacts"),
+        (Kind.DISK_FULL, rng.choice(_WORKERS)),
+        (Kind.DEVICE_DEAD, "device"),
         (Kind.CLOCK_STEP, rng.choice(_WORKERS)),
     ]
     faults.append(rng.choice([*faults, (Kind.PAUSE, "coordinator")]))

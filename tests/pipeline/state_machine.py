@@ -127,6 +127,11 @@ class Machine(RuleBasedStateMachine):
         if event.cause == Cause.WORKER_LOST.value:
             assert event.chunk in self.lost, "a worker that nobody lost was charged, or two jobs for one"
             self.lost.remove(event.chunk)
+        elif event.worker == "":
+            assert event.cause == Cause.INFRA.value, "its message was lost"
+            assert event.chunk in self.freed
+            self.answered[event.job] = event.attempt
+            return
         else:
             accepted = Said(event.chunk, event.worker, event.job, event.step, event.attempt, event.cause)
             assert self.said.get(event.words) == accepted, "it was not said by the one who holds the job"
@@ -339,10 +344,14 @@ class Machine(RuleBasedStateMachine):
 
     def _reap(self, coordinator: Coordinator) -> None:
         lost, old = set(self.silent), {job.chunk for job in self._jobs() if job.chunk and job.leased_at < "2001"}
-        gone = {c for c in old if c not in self.held or (self.held[c] is None and not self.broker.waiting)}
+        unsent = {c for c in old if c in self.held and self.held[c] is None and not self.broker.waiting}
+        gone = {c for c in old if c not in self.held} | unsent
         gone |= {chunk for chunk, worker in self.held.items() if worker is None} - self._chunks()
         self.lost |= lost
         self.freed |= lost | gone
+        for job in self._jobs():
+            if job.chunk in unsent:
+                (self.failures if self.free[job.id] == MAX_FREE else self.free)[job.id] += 1
         try:
             coordinator.reap()
         except Died:

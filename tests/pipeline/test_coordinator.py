@@ -86,6 +86,25 @@ def test_every_job_is_done_once(engine: sa.Engine, coordinator: Coordinator) -> 
     assert coordinator.drain.counts.refused == 0
 
 
+def test_a_later_step_overtakes_earlier_ones_that_wait(
+    engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D14: of 1,000 jobs with four steps, the third step of the first began after the first step of all."""
+    sent: list[tuple[str, int]] = []
+    with writing(engine) as connection:
+        some = connection.execute(sa.select(Job.id).limit(100)).scalars().all()
+        connection.execute(sa.update(Job).where(Job.id.in_(some)).values(step="measure", state="compiled"))
+    celery = coordinator._celery
+
+    def send_task(name: str, kwargs: dict[str, str], *, priority: int, **rest: Any) -> None:
+        sent.append((Chunk.model_validate_json(kwargs["chunk"]).step, priority))
+
+    monkeypatch.setattr(celery, "send_task", send_task)
+    coordinator.publish()
+    assert [step for step, _ in sent] == sorted((step for step, _ in sent), reverse=True), "`measure` comes first"
+    assert set(sent) == {("measure", 0), ("build", 3)}
+
+
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

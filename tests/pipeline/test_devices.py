@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import redis
 
-from tuna.libraries.context import DeviceHandle
+from tuna.artifacts import Artifacts
+from tuna.libraries.base import Step
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.pipeline.devices import device_for
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, Report
+from tuna.pipeline.runner import Runner
 from tuna.sandbox.discovery import Device, Kind
+from tuna.sandbox.processes import child_env, run
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
 
@@ -50,6 +61,52 @@ def test_a_device_that_only_its_variable_tells_of_is_known_by_it() -> None:
     assert first.variables == {"HIP_VISIBLE_DEVICES": "0"}
     assert first.locks != second.locks, "D9: they waited for each other, for they shared the last core"
     assert device_for(OnAmd(), SETTINGS, {}, cpu).locks == ("amd0",)
+
+
+def test_two_gpus_of_a_machine_measure_at_once_and_each_child_sees_its_own(
+    tmp_path: Path, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5, D9: workers as the seeds start them, with HIP_VISIBLE_DEVICES alone."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    program = (
+        "import os, pathlib, sys, time\n"
+        "mine = os.environ['HIP_VISIBLE_DEVICES']\n"
+        "pathlib.Path(f'here-{mine}').touch()\n"
+        "deadline = time.monotonic() + 60\n"
+        "while not pathlib.Path(f'here-{1 - int(mine)}').exists() and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "print(mine, time.monotonic() < deadline)\n"
+    )
+
+    class Prints(OnAmd):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            assert context.device
+            env = child_env(context.device.variables)
+            done = run([sys.executable, "-c", program], timeout_s=120, env=env, cwd=tmp_path)
+            yield result_of(items[0], ok=True, output_tail=done.output)
+
+    leases, reports = Leases(redis_client, "n", 60), []
+    item = WorkItem(job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
+    facts = {
+        "namespace": "n",
+        "library": "noop",
+        "step": "measure",
+        "environment": "e",
+        "toolchain": "",
+        "items": (item,),
+    }
+    leases.open(["0", "1"])
+    threads = []
+    for number in "01":
+        device = device_for(OnAmd(), SETTINGS, {"HIP_VISIBLE_DEVICES": number}, [Device(Kind.CPU, "CPU")])
+        context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), device)
+        work = (Chunk(id=number, **facts), Prints())
+        threads.append(threading.Thread(target=Runner(redis_client, 60, context).run, args=work))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    reports = [Report.model_validate_json(fields[b"r"]) for _, fields in redis_client.xrange(leases.results_key)]
+    outputs = {result.output_tail for report in reports for result in report.results}
+    assert outputs == {"0 True\n", "1 True\n"}
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,19 @@ from tuna.artifacts import Artifacts
 from tuna.db import jobs, models, overview, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Device, FindDb, Job, StepResult
-from tuna.libraries.items import DeviceReport, Trial
+from tuna.libraries.base import Environment
+from tuna.libraries.items import DeviceReport, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
+from tuna.pipeline.failures import MAX_UNCHARGED
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import Scope
+from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
 LIBRARY = get_library("noop")
@@ -148,6 +151,42 @@ def test_work_that_was_returned_or_lost_in_a_queue_costs_nothing(engine: sa.Engi
     with reading(engine) as connection:
         assert connection.execute(sa.select(sa.func.max(Job.failures))).scalar() == 0
     assert states(engine) == {"new": 10}
+
+
+def test_messages_that_somebody_drops_come_to_an_end_and_are_told_of(engine: sa.Engine) -> None:
+    """P2: a worker of another version took messages and dropped them, for ever, and `tuna status` said nothing."""
+    session_id = make_jobs(engine, 1)
+    rounds = 0
+    while chunks := _claim(engine, session_id):
+        rounds += 1
+        with writing(engine) as connection:
+            release(connection, [chunk.id for chunk in chunks], max_attempts=MAX, message_lost=True)
+        if rounds == 1:
+            assert states(engine) == {"new": 10}
+            (seen,) = overview.read(engine)
+            assert [(failure.cause, "another version" in failure.output_tail) for failure in seen.failures] == [
+                ("infra", True)
+            ]
+    assert rounds == MAX_UNCHARGED + MAX
+    assert states(engine) == {"errored": 10}
+
+
+def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: sa.Engine) -> None:
+    """D11: it had `--target ''`, which is refused."""
+
+    class Aimed(NoopLibrary):
+        def reproduce(self, item: WorkItem, index: int | None = None) -> str:
+            return f"--target {item.target!r}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            NoopLibrary, "environment", lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104")
+        )
+        session_id = make_jobs(engine, 1)
+        patch.setattr("tuna.pipeline.scope.get_library", lambda _: Aimed())
+        _release(engine, _claim(engine, session_id), worker_lost=True)
+    with reading(engine) as connection:
+        assert connection.execute(sa.select(StepResult.reproduce)).scalar_one() == "--target 'gfx90a 104'"
 
 
 @pytest.mark.parametrize(

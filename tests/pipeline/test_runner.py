@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -55,6 +56,13 @@ class Bench:
         self.runner = Runner(client, LEASE_S, RunContext(store, folder, (0,), CORE), "me")
         self._client = client
 
+    def on(self, host: str, lease_s: float) -> Bench:
+        """The same on another host."""
+        other = copy.copy(self)
+        other.leases = Leases(self._client, "n", lease_s)
+        other.runner = Runner(self._client, lease_s, self.runner._context, host)
+        return other
+
     def run(self, library: NoopLibrary | None = None, item: WorkItem = ITEM) -> str:
         self.leases.open(["c"])
         facts = {"library": "noop", "step": item.step, "environment": "env", "toolchain": "t"}
@@ -97,6 +105,50 @@ def test_a_lost_lease_ends_the_child_that_works_for_it(
     assert ended == ["lost"]
     assert time.monotonic() - dropped_at < 10
     assert [report.kind for report in bench.reports()] == [ReportKind.STARTED]
+
+
+@pytest.mark.parametrize("end", ["canceled", "revoked", "its Redis user is gone"])
+def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
+    bench: Bench, end: str, tmp_path: Path, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D6: `cancel` was noticed with the next heartbeat, a quarter of a lease later; what left the group lived on."""
+    note = tmp_path / "pid"
+    program = (
+        "import os, subprocess, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        f"        open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "        time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "time.sleep(600)\n"
+    )
+
+    class Hour(NoopLibrary):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            run([sys.executable, "-c", program], timeout_s=600.0, cancelled=context.cancelled)
+            yield result_of(items[0], ok=True)
+
+    far = bench.on("far-away", lease_s=240.0)
+    ended: list[str] = []
+    worker = threading.Thread(target=lambda: ended.append(far.run(Hour())))
+    worker.start()
+    eventually(lambda: note.exists() and note.read_text(), 30.0)
+    began_at = time.monotonic()
+    if end == "canceled":
+        bench.leases.drop(["c"])
+    elif end == "revoked":
+        assert bench.leases.evict("far-away") == ["c"]
+    else:
+
+        def denied(*_: object, **__: object) -> None:
+            raise redis.AuthenticationError("WRONGPASS")
+
+        monkeypatch.setattr(Leases, "renew", denied)
+    worker.join(60)
+    assert ended == ["lost"]
+    assert time.monotonic() - began_at < 20, "a heartbeat of this lease came once a minute"
+    eventually(lambda: not Path(f"/proc/{note.read_text()}").exists(), 5.0)
 
 
 def test_work_is_given_back_when_the_device_stays_somebody_elses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ _MEMORY_SHARE = 0.75
 _FULL_BACKOFF_S = 5.0
 #: How long an outage of Redis, the broker or SQL is retried.
 _OUTAGE_S = 600.0
+#: Message priorities, of which kombu's Redis transport has 0 (first), 3, 6 and 9: later steps overtake waiting earlier ones.
+_PRIORITY_STEP, _LEAST_URGENT = 3, 9
 #: Rides out a short outage of the broker.
 _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
 
@@ -173,8 +175,8 @@ class Coordinator:
         return published + drained.result()
 
     def publish(self) -> int:
-        """Claim and publish as much as the queues may hold; returns the number of chunks."""
-        return sum(self._publish_step(step) for step in self._steps)
+        """Claim and publish as much as the queues may hold, later steps first; returns the number of chunks."""
+        return sum(self._publish_step(step) for step in reversed(self._steps))
 
     def _publish_step(self, step: Step) -> int:
         if time.monotonic() < self._backoff_until.get(step.name, 0.0):
@@ -235,6 +237,7 @@ class Coordinator:
             kwargsrepr=summary(message),
             queue=queue,
             producer=producer,
+            priority=min(_LEAST_URGENT, _PRIORITY_STEP * (len(self._steps) - 1 - self._steps.index(step))),
             time_limit=math.ceil(limit_s + DEVICE_WAIT_S) + 30,
             ignore_result=True,
             retry=True,
@@ -266,16 +269,18 @@ class Coordinator:
             old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
             unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
         gone = set(self._leases.missing(list(old))) | unwanted
-        gone |= self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
-        if not expired and not gone:
+        unsent = self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
+        if not expired and not gone and not unsent:
             return
         self._drain_all()  # reports sent before a worker was lost count
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
-                lost = self._release(connection, expired, worker_lost=True)
-                again = self._release(connection, sorted(gone), worker_lost=False)
+                most = self._settings.max_attempts
+                lost = release(connection, expired, max_attempts=most, worker_lost=True)
+                again = release(connection, sorted(gone), max_attempts=most)
+                again += release(connection, sorted(unsent), max_attempts=most, message_lost=True)
         # SQL first: after a crash here the next reaper finds the chunks again, without jobs in flight.
-        self._leases.drop([*expired, *sorted(gone)])
+        self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])
         if lost or again:
             log.warning("jobs reclaimed", from_lost_workers=lost, from_lost_messages=again)
 
@@ -296,14 +301,6 @@ class Coordinator:
             before = self._client.set(store_name(self._work.namespace), url, get=True)
             if before not in (None, url):
                 log.warning("artifact store URL changed", hint="use one TUNA_ARTIFACTS_URL for all coordinators")
-
-    def _release(self, connection: sa.Connection, chunks: Sequence[str], *, worker_lost: bool) -> int:
-        return release(
-            connection,
-            chunks,
-            max_attempts=self._settings.max_attempts,
-            worker_lost=worker_lost,
-        )
 
     def _lost_in_queue(self, old: Mapping[str, str]) -> set[str]:
         """Untaken chunks although their step's queue holds no message any more: their messages were lost."""

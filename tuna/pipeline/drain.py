@@ -201,7 +201,7 @@ class Drain:
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
         if returned:
-            release(connection, list(returned), max_attempts=self._max_attempts, worker_lost=False)
+            release(connection, list(returned), max_attempts=self._max_attempts)
         return counts
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:

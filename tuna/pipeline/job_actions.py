@@ -15,7 +15,6 @@ from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
 from tuna.libraries.base import Library
-from tuna.pipeline.reaper import wanted
 from tuna.pipeline.states import check, is_open, waiting
 from tuna.vocabulary import State
 
@@ -45,7 +44,10 @@ class Selection:
 
 @dataclass
 class Canceled:
-    """Numbers of canceled jobs by their former state, and the chunks that have only canceled jobs."""
+    """Numbers of canceled jobs by their former state, and the chunks that they were in.
+
+    Without its lease a chunk's worker stops at once, and the reaper takes other jobs of the chunk back, uncharged.
+    """
 
     states: dict[str, int] = field(default_factory=dict)
     chunks: set[str] = field(default_factory=set)
@@ -72,8 +74,6 @@ def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Cancele
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
         pass  # a job that a worker returned meanwhile is found by the next round
-    with reading(engine) as connection:
-        done.chunks -= wanted(connection, done.chunks)
     return done
 
 

@@ -13,7 +13,7 @@ from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
 from tuna.pipeline.failures import after_failure
 from tuna.pipeline.job_rows import LeasedRow
-from tuna.pipeline.scope import Scope, libraries_of
+from tuna.pipeline.scope import scopes_of
 from tuna.pipeline.states import check, waiting
 from tuna.pipeline.work_items import work_items
 from tuna.vocabulary import IN_FLIGHT, Cause, State
@@ -25,12 +25,28 @@ _COLUMNS = (
 )
 
 
-def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: int, worker_lost: bool) -> int:
+#: What is said of a job whose worker was lost, and of jobs whose message was.
+_TAILS = {
+    Cause.WORKER_LOST: "The worker died or was silent for longer than its lease.",
+    Cause.INFRA: "Its message left the queue and no worker began it: does another version of Tuna take from this queue?",
+}
+
+
+def release(
+    connection: sa.Connection,
+    chunks: Sequence[str],
+    *,
+    max_attempts: int,
+    worker_lost: bool = False,
+    message_lost: bool = False,
+) -> int:
     """Make the unfinished jobs of `chunks` claimable again; returns how many.
 
     When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; all of
     them are isolated in chunks of one from now on, so that a job which kills its worker is identified and errored.
+    When their message was lost, all of them have failed, uncharged, of which the first one tells.
     """
+    cause = Cause.WORKER_LOST if worker_lost else Cause.INFRA if message_lost else None
     released = 0
     for part in parts(chunks):
         found = connection.execute(
@@ -41,24 +57,27 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
         ).all()
         rows = cast("Sequence[LeasedRow]", found)
         released += len(rows)
-        charged: set[str | None] = set()
-        libraries = libraries_of(connection, {row.session_id for row in rows})
+        seen: set[str | None] = set()
+        scopes = scopes_of(connection, {row.session_id for row in rows})
         now = utc_now()
         for row in rows:
-            library = libraries[row.session_id]
-            charge = worker_lost and row.chunk not in charged
-            charged.add(row.chunk)
+            scope = scopes[row.session_id]
+            library = scope.library
+            first = row.chunk not in seen
+            seen.add(row.chunk)
             values: dict[str, Any] = {"chunk": None, "leased_at": None, "updated_at": now}
             if worker_lost:
                 values |= {"isolate": True}
-            if charge:
-                lost = Cause.WORKER_LOST
-                after = after_failure(row, lost, library, max_attempts=max_attempts, place="", now=now)
+            if cause and (first or message_lost):
+                after = after_failure(
+                    row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
+                )
                 values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
-                values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": lost.value}
+                values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": cause.value}
                 new = after.state
-                item = work_items(connection, Scope(row.session_id, library), library.step(row.step), [row])[0]
-                connection.execute(sa.insert(StepResult).values(_lost(row, library.reproduce(item))))
+                if first or new is State.ERRORED:
+                    item = work_items(connection, scope, library.step(row.step), [row])[0]
+                    connection.execute(sa.insert(StepResult).values(_lost(row, cause, library.reproduce(item))))
             else:
                 new = waiting(row.step, step_names(row.steps), library.step(row.step).resource)
             values |= {"state": check(State(row.state), new).value}
@@ -66,14 +85,14 @@ def release(connection: sa.Connection, chunks: Sequence[str], *, max_attempts: i
     return released
 
 
-def _lost(row: LeasedRow, reproduce: str) -> dict[str, Any]:
+def _lost(row: LeasedRow, cause: Cause, reproduce: str) -> dict[str, Any]:
     return {
         "job_id": row.id,
         "step": row.step,
         "attempt": row.attempt,
         "ok": False,
-        "cause": Cause.WORKER_LOST.value,
-        "output_tail": "The worker died or was silent for longer than its lease.",
+        "cause": cause.value,
+        "output_tail": _TAILS[cause],
         "reproduce": reproduce,
         "worker": "",
         "device": "",

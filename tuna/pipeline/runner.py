@@ -34,6 +34,8 @@ from tuna.vocabulary import Cause, Resource
 
 log = structlog.get_logger(__name__)
 
+#: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the child within half a second.
+_RENEW_S = 1.0
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
 #: Pause before a chunk is returned because of a fault of the worker, so that others can take it first.
@@ -79,6 +81,8 @@ class _Heartbeat:
         while not self._stop.wait(every_s):
             try:
                 self.lost = self.lost or not leases.renew(chunk, token)
+            except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
+                self.lost = True  # the worker was revoked
             except redis.RedisError as error:
                 log.warning("heartbeat failed", error=str(error))
 
@@ -138,7 +142,7 @@ class Runner:
             self._announcer.begin([item.job_id for item in chunk.items])
         finished = 0
         try:
-            with _Heartbeat(leases, chunk.id, token, self._lease_s / 4) as heartbeat:
+            with _Heartbeat(leases, chunk.id, token, min(self._lease_s / 4, _RENEW_S)) as heartbeat:
                 if self._health.fault:
                     self._return_chunk(leases, chunk, token, [], self._health.fault.text, "unfit", pause_s=0.0)
                     raise Unfit(self._health.fault)

@@ -22,6 +22,16 @@ class Scope:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
 
+def scopes_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Scope]:
+    """The scope of each session, with the target and conditions of its environment."""
+    found: dict[int, Scope] = {}
+    for session_id in session_ids:
+        environment = sessions.get(connection, session_id).environment
+        library = get_library(environment.library)
+        found[session_id] = Scope(session_id, library, environment.target, environment.conditions)
+    return found
+
+
 def libraries_of(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, Library]:
     """The library of each session: a drain or a reaper handles the jobs of all sessions of the database."""
     return {key: get_library(name) for key, name in sessions.libraries(connection, session_ids).items()}

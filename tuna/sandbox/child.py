@@ -24,17 +24,18 @@ from typing import Any, BinaryIO
 
 #: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def limit_self(limits: Mapping[str, Any]) -> None:
-    """Die with the parent, dump no core, and keep to the memory and the cores that `limits` names.
+    """Die with the parent, dump no core, and keep to the memory and the cores that `limits` names; stay above all that it starts.
 
     The memory limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would also
     count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per allocator
     arena, so that a limit tight enough to help would stop a program that uses little.
     """
     _die_with_parent(limits["parent"])
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
         os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

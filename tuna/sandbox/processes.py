@@ -7,7 +7,6 @@ and no pickle.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -22,6 +21,7 @@ from typing import Any
 
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.process_tree import kill_tree
 from tuna.sandbox.python import module_command
 
 _CHILD = str(Path(__file__).with_name("child.py"))
@@ -388,8 +388,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill the whole group, reap its leader and return the leader's return code."""
+    """Kill it with all that it started, reap it and return its return code."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_tree(process.pid)
     return process.wait()

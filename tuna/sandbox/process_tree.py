@@ -1,0 +1,51 @@
+"""Ends a process with all that it started, also what left its process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+#: Fields of /proc/PID/stat after the name in parentheses.
+_STATE, _PARENT = 0, 1
+
+
+def kill_tree(leader: int) -> None:
+    """SIGKILL to the process group that `leader` leads and, while it lives, to every process below it.
+
+    The leader must be a subreaper, so that processes whose parent has ended stay below it. It is stopped first, and
+    ends last. It is not reaped.
+    """
+    _signal_group(leader, signal.SIGSTOP)
+    known: set[int] = set()
+    while new := descendants(leader) - known:  # what was killed may have started another just before
+        known |= new
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    _signal_group(leader, signal.SIGKILL)
+
+
+def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
+    """The live processes below `pid`."""
+    children: dict[int, list[int]] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if fields[_STATE] != "Z":
+                children.setdefault(int(fields[_PARENT]), []).append(int(folder.name))
+    found, todo = set[int](), [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found |= set(below)
+        todo += below
+    return found
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
