@@ -115,6 +115,11 @@ class Artifacts:
         self._files.check()
 
     @property
+    def signs(self) -> bool:
+        """Whether it has a signing key."""
+        return bool(self._key)
+
+    @property
     def expires(self) -> bool:
         """True if the store expires entries, so that `release()` has an effect."""
         return self._files.expires

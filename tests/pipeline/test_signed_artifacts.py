@@ -14,7 +14,11 @@ from redis.retry import Retry
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import ArtifactRefused, Artifacts, store_url
 from tuna.errors import BadInput, StorageFull, StoreUnavailable
-from tuna.membership.announcements import store_name, with_store
+from tuna.libraries.items import WorkItem
+from tuna.membership.announcements import signing_key_name, store_name, with_store
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.worker_process import WorkerProcess
 from tuna.settings import Settings, get_settings
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -186,3 +190,21 @@ def test_a_redis_that_is_away_is_a_store_that_is_away(tmp_path: Path) -> None:
     for ask in (lambda: store.get("0" * 64), lambda: store.put(b"code")):
         with pytest.raises(StoreUnavailable):
             ask()
+
+
+def test_a_worker_that_finds_no_key_builds_nothing_that_others_would_refuse(
+    redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wipe of Redis a new worker kept on without a key, and what it built was refused as `artifact_lost` for ever."""
+    monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.0)
+    monkeypatch.setattr(WorkerProcess, "_client", redis_client)
+    settings = get_settings().model_copy(update={"artifacts_url": (tuna_home / "store").as_uri()})
+    Artifacts.from_settings(settings).prepare()
+    item = WorkItem(job_id=1, attempt=1, session_id=1, library="noop", step="build", solver="Noop1", config={})
+    facts = {"namespace": "n", "library": "noop", "step": "build", "environment": "", "toolchain": "noop-1"}
+    leases, process, ends = Leases(redis_client, "n", 30), WorkerProcess(settings), []
+    for number in ("1", "2"):
+        leases.open([number])
+        ends.append(process.run_chunk(Chunk(id=number, items=(item,), **facts).model_dump_json()))
+        redis_client.set(signing_key_name("n"), "00" * 32)
+    assert ends == ["refused", "finished"]

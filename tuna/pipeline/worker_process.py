@@ -109,14 +109,19 @@ class WorkerProcess:
             return served.reason
         if served != queue:
             return f"this machine serves {served}, the session needs {queue}"
-        self._store(chunk.namespace, artifacts_url).check()
+        store = self._store(chunk.namespace, artifacts_url)
+        if not store.signs:  # Redis was wiped: without a signature nobody could use what is built here
+            raise StoreUnavailable("No coordinator has published its signing key.", hint="it does so each second")
+        store.check()
         return ""
 
     def _store(self, namespace: str, url: str | None) -> Artifacts:
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
-            key = signing_key(self._client, settings, namespace)
-            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, key)
+            store = Artifacts.from_settings(settings, namespace, signing_key(self._client, settings, namespace))
+            if not store.signs:
+                return store
+            self._artifacts[namespace, url] = store
         return self._artifacts[namespace, url]
 
     def _device_of(self, library: Library) -> DeviceHandle:
@@ -135,14 +140,17 @@ class WorkerProcess:
         if key not in self._runners:
             settings = self._settings
             device = self._device_of(library) if on_device else None
+            store = self._store(chunk.namespace, artifacts_url)
             context = RunContext(
-                artifacts=self._store(chunk.namespace, artifacts_url),
+                artifacts=store,
                 scratch=self._scratch,
                 cpus=device.cpus if device else compile_cpus(settings),
                 device=device,
             )
             health = Health([settings.home, self._scratch], device, self._mend)
             runner = Runner(self._client, settings.lease_s, context, settings.worker_name, self._sender, health)
+            if not store.signs:
+                return runner
             self._runners[key] = runner
         return self._runners[key]
 
