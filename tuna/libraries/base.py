@@ -165,7 +165,7 @@ class Library(ABC):
         """Why `device` does not answer, empty when it does.
 
         Asked before a worker's first chunk, after each failed attempt, and before a worker that was put aside comes back. Takes
-        seconds at most: use a child of its own with a time limit. The default does not check, and assumes a healthy device.
+        seconds at most: use a separate child with a time limit. The default does not check, and assumes a healthy device.
         """
         return ""
 

@@ -6,7 +6,6 @@ to redelivery of the entries; a result whose attempt is no longer the job's curr
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ from tuna.db.engine import retrying, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
-from tuna.db.upsert import upsert
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, Trial, tail
 from tuna.pipeline import finals
@@ -36,6 +34,7 @@ from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
 from tuna.pipeline.states import check, done, running, waiting
+from tuna.pipeline.trials import reject_trials, write_trials
 from tuna.pipeline.winners import Winners, best
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
@@ -229,11 +228,11 @@ class Drain:
             accepted[job.id] = self._outcome(job, _sane(result), report, now)
         outcomes = list(accepted.values())
         finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
-        _write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
+        write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
-            _reject_trials(connection, failure)
+            reject_trials(connection, failure)
         outcomes = list(accepted.values())
         counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
         ended = (jobs[result.job_id] for result in counts.ended)
@@ -313,55 +312,6 @@ def _possible(trial: Trial) -> bool:
 def _failed(trial: Trial) -> Trial:
     text = f"impossible time: {trial.time_ms} ms"
     return trial.model_copy(update={"cause": Cause.RUN_ERROR, "time_ms": None, "times_ms": (), "output_tail": text})
-
-
-def _write_trials(connection: sa.Connection, results: Sequence[StepResult]) -> None:
-    rows = [
-        {
-            "job_id": result.job_id,
-            "number": trial.index,
-            "params": trial.params,
-            "artifact": trial.artifact,
-            "step": result.step if result.ok or trial.cause else "",
-            "cause": trial.cause.value if trial.cause else None,
-            "output_tail": tail(trial.output_tail),
-            "times_ms": json.dumps(trial.times_ms),
-            "time_ms": trial.time_ms,
-            "low_ms": trial.low_ms,
-            "high_ms": trial.high_ms,
-            "clock": trial.clock,
-            "max_error": trial.max_error,
-            "build_s": trial.build_s,
-            "measured_at": from_epoch(result.ended_at) if trial.times_ms else None,
-        }
-        for result in results
-        for trial in result.trials
-    ]
-    upsert(
-        connection,
-        models.Trial,
-        rows,
-        key=("job_id", "number"),
-        update=(
-            "step",
-            "cause",
-            "output_tail",
-            "times_ms",
-            "time_ms",
-            "low_ms",
-            "high_ms",
-            "clock",
-            "max_error",
-            "measured_at",
-        ),
-        keep_if_null=("params", "artifact", "build_s"),
-    )
-
-
-def _reject_trials(connection: sa.Connection, failure: StepResult) -> None:
-    """As `_write_trials` does for an attempt that failed: the next one measures again what this one could not keep."""
-    good = (models.Trial.job_id == failure.job_id, models.Trial.step == failure.step, models.Trial.cause.is_(None))
-    connection.execute(sa.update(models.Trial).where(*good).values(step=""))
 
 
 def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:

@@ -110,7 +110,7 @@ class WorkerProcess:
         if served != queue:
             return f"this machine serves {served}, the session needs {queue}"
         store = self._store(chunk.namespace, artifacts_url)
-        if not store.signs:  # Redis was wiped: without a signature nobody could use what is built here
+        if not store.signs:  # Redis was wiped: other workers refuse artifacts without a signature
             raise StoreUnavailable("No coordinator has published its signing key.", hint="it does so each second")
         store.check()
         return ""
