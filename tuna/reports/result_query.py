@@ -105,9 +105,16 @@ def _few(connection: sa.Connection, meant: Conditions) -> list[int] | None:
     return sorted(of_configs & of_results)
 
 
+def _from_layers(query: sa.Select[Any], table: Any) -> sa.Select[Any]:
+    """Read `table` first, by the index on its config: MariaDB would begin with the smallest table and read all results."""
+    for dialect in ("mysql", "mariadb"):
+        query = query.prefix_with("STRAIGHT_JOIN", dialect=dialect)
+    return query.select_from(table).with_hint(table, f"FORCE INDEX (ix_{table.__tablename__}_config_id)")
+
+
 def _joined(query: sa.Select[Any], table: Any, layers: Sequence[int]) -> sa.Select[Any]:
     return (
-        query.select_from(table)
+        _from_layers(query, table)
         .join(Config, Config.id == table.config_id)
         .join(Solver, Solver.id == table.solver_id)
         .join(Session, Session.id == table.session_id)
@@ -168,14 +175,12 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
     """
     n_best = meant.wanted.n_best
     fastest = (Trial.time_ms, Trial.params, Job.session_id, Trial.number)
+    place = sa.func.row_number().over(
+        partition_by=(Job.config_id, Job.solver_id, Session.environment_id), order_by=fastest
+    )
     ranked = (
-        sa.select(
-            Trial.id.label("trial_id"),
-            sa.func.row_number()
-            .over(partition_by=(Job.config_id, Job.solver_id, Session.environment_id), order_by=fastest)
-            .label("place"),
-        )
-        .join(Job, Job.id == Trial.job_id)
+        _from_layers(sa.select(Trial.id.label("trial_id"), place.label("place")), Job)
+        .join(Trial, Trial.job_id == Job.id)
         .join(Session, Session.id == Job.session_id)
         .where(Job.config_id.in_(layers), Trial.cause.is_(None), Trial.time_ms > 0)
         .where(*meant.of_keys(Job.session_id, Job.solver_id), *meant.of_trials(Job.id, Trial.measured_at))
