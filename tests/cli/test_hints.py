@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -24,16 +25,21 @@ WORDS = {"ID": "1", "N": "1", "VERSION": "1", "ROLE": "eval", "STATE": "new"}
 PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 
 
-def texts(module: Path) -> Iterator[str]:
+@functools.cache
+def texts(module: Path) -> tuple[str, ...]:
     """The texts of a module that are no docstrings; what is filled in becomes 1, which is an id and a name."""
-    tree = ast.parse(module.read_text())
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
+    source = module.read_text()
+    if "tuna " not in source:
+        return ()
+    nodes, found = list(ast.walk(ast.parse(source))), []
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values)
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.value
+            found.append(node.value)
+    return tuple(found)
 
 
 def pasted() -> Iterator[tuple[str, str]]:

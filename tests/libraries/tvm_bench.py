@@ -20,8 +20,8 @@ class Bench:
     target: str
 
     def item(self, config: Config, solver: str, *, seed: int = 7, **options: Any) -> WorkItem:
-        """A compile item; builds get long, for this machine may be busy."""
-        options = {"candidates": 2, "build_timeout_s": 150, **options}
+        """A compile item; builds and measurements get long, for this machine may be busy."""
+        options = {"candidates": 2, "build_timeout_s": 150, "measure_timeout_s": 150, **options}
         facts = {"job_id": 1, "attempt": 3, "session_id": 1, "library": "tvm", "step": "compile", "target": self.target}
         return WorkItem(solver=solver, config=config.to_json(), seed=seed, options=options, **facts)
 

@@ -94,7 +94,7 @@ class TestMiopen(_Ours):
 
 
 class TestTvm(_Ours):
-    job_options: ClassVar = {"candidates": 2, "build_timeout_s": 150}
+    job_options: ClassVar = {"candidates": 2, "build_timeout_s": 150, "measure_timeout_s": 150}
     max_jobs = 2
 
     @pytest.fixture(scope="class")
@@ -110,8 +110,8 @@ class TestTvm(_Ours):
 
 
 class TestOneDnn(_Ours):
-    job_options: ClassVar = {"candidates": 2}
-    max_jobs = 1  # its finalists are measured in processes that cannot be forked
+    job_options: ClassVar = {"candidates": 2, "measure_timeout_s": 150}
+    max_jobs = 2
 
     @pytest.fixture(scope="class")
     @classmethod
