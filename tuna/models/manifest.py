@@ -6,6 +6,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -46,7 +47,7 @@ class Task(_Data):
     config: dict[str, Any]  #: `TaskConfig.to_json()`
     count: int  #: how often the model calls it
 
-    @property
+    @cached_property
     def task(self) -> TaskConfig:
         """The config."""
         found = from_json(self.config)
