@@ -55,6 +55,8 @@ _MAX_TILES, _UNROLLED_GROUPS = 28, 6
 #: Bytes a cycle that a core streams from beyond its L2.
 _L3_BYTES = 12.0
 _UNROLLS = (4, 1)
+#: Most tiles of an image for which weights are asked for ahead: each group of tiles asks for all of the next ones.
+_FEW_TILES = 64
 #: Values of a filter's tap that are transformed at once, so that they stay in cache.
 _PACKED = 1 << 13
 #: A stride of V and M that is a multiple of so many fp32 values (a quarter of a way of L1) is made longer by so many.
@@ -145,6 +147,8 @@ def workload(layer: Layer, outputs: int) -> tvm.IRModule:
     )
     ahead = max(1, space(layer, m)[0].blocks // side)  # what one group of tiles reads, and all of its successors
     arguments = [x, u, *stages.answer(along, layer)]
+    if high * wide > _FEW_TILES:
+        return stages.module_of(arguments)
     return stages.module_of(arguments, lambda function: asking_ahead(function, _WEIGHTS, axis=2, ahead=ahead))
 
 
