@@ -10,7 +10,7 @@ import tvm
 from nets import Net
 from test_plan import TARGET
 
-from tuna.configs import TaskConfig
+from tuna.configs import GemmConfig, TaskConfig
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.models import choosing, importer, others
@@ -45,6 +45,17 @@ def test_the_fastest_inside_the_model_is_chosen_among_records_and_the_prediction
     first, nothing = choosing.choose(module, known, target, winograd=True, compare=False)
     first(task)
     assert (first.classes[task.key], nothing) == (Class.EXACT, {})
+
+
+def test_kernels_of_a_product_of_two_variables_are_compared_on_both() -> None:
+    net, target = Net((2, 4, 24)), tvm.target.Target(TARGET)
+    model = net.model(net.add("MatMul", "x", net.add("Transpose", net.relu("x"), perm=[0, 2, 1])))
+    module = importer.to_relax(model, "net")
+    task = TaskConfig(core=GemmConfig(4, 4, 24, batch_count=2, trans_b=True), layouts="layer")
+    params = TvmBuilder().propose(KernelJob(task, "TvmGemmTile", json.dumps(TARGET), {}, 0, 2))
+    known = {task.key: [Record("TvmGemmTile", params[-1])]}
+    _, compared = choosing.choose(module, known, target, winograd=True, compare=True)
+    assert len(compared[task.key].times_ms) == 2
 
 
 def test_estimates_are_of_the_families_that_have_the_core() -> None:

@@ -38,7 +38,7 @@ class Chosen:
     """The kernel of a task."""
 
     function: Any  #: scheduled PrimFunc
-    pack: Callable[[Any], Any]  #: weights as it takes them
+    pack: Callable[[Any], Any] | None  #: makes of weights what it takes; None for a product of two variables
     shape: ConvShape | None  #: of a convolution
 
 
@@ -111,6 +111,7 @@ class Emitter:
             self._product_call(group, group.core, chosen, function, kind)
             return
         assert chosen.shape is not None
+        assert chosen.pack is not None
         x = self.plain(group.input) if chosen.shape.image else self.blocks(group.input)
         given = [x, relax.const(chosen.pack(group.weights))]
         if group.bias is not None:
@@ -124,7 +125,7 @@ class Emitter:
         batch, found = ((core.batch_count,) if core.batch_count > 1 else ()), extents(group.answer)
         assert found is not None
         a, b, c = ((*batch, *sizes) for sizes in core.stored_shapes.values())
-        if group.weights is None:
+        if chosen.pack is None:
             other = self.plain(group.other)
             if group.order is not None and group.order != sorted(group.order):
                 other = self._builder.emit(relax.op.permute_dims(other, group.order))

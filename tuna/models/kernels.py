@@ -124,7 +124,8 @@ def _point(record: Record, module: Any) -> int | None:
 
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:
     if isinstance(problem.layer, Product):
-        return Chosen(module["main"], partial(problem.family.pack_weights, problem.layer), None)
+        packed = problem.layer.mode is Mode.NATIVE
+        return Chosen(module["main"], partial(problem.family.pack_weights, problem.layer) if packed else None, None)
     sizes = problem.layer.shape
 
     def pack(weights: Any) -> Any:
