@@ -46,8 +46,9 @@ def pytorch(model: Any, inputs: Sequence[Any]) -> list[Run]:
     eager = make()
     last = make().to(memory_format=torch.channels_last)
     last_given = [_channels_last(value) for value in given]
+    jit: Any = torch.jit
     with torch.no_grad():
-        frozen = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(make(), given).eval()))
+        frozen = jit.optimize_for_inference(jit.freeze(jit.trace(make(), given).eval()))
         for _ in range(3):  # which compiles it
             frozen(*given)
     return [_without_gradients(eager, given), _without_gradients(last, last_given), _without_gradients(frozen, given)]
