@@ -1,4 +1,4 @@
-"""Runs `python -c` with a shifted wall clock: `time.time` adds the seconds in the file FAULTS_CLOCK.
+"""Runs a Python module with a shifted wall clock: `time.time` adds the seconds in the file FAULTS_CLOCK.
 
 A time namespace shifts only the monotonic clocks, and setting the system clock would affect other processes. So only Python's
 `time.time` is shifted (used by Celery, kombu, Tuna); `datetime.now` and C code see the true time.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,4 @@ def _stepped() -> float:
 if __name__ == "__main__":
     time.time = _stepped
     del sys.argv[0], sys.path[0]
-    code = compile(sys.argv[0], "-c", "exec")
-    sys.argv[0] = "-c"
-    exec(code)  # noqa: S102  # as `python -c` does
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
