@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.sentences import install_extra
 
 #: The first bytes of a .pt2 file, which is a zip archive.
 MAGIC = b"PK\x03\x04"
@@ -78,7 +79,9 @@ def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int 
     try:
         import torch
     except ImportError:
-        raise LibraryMissing("Programs of torch.export need PyTorch.", hint="pip install 'tuna[tvm,torch]'") from None
+        raise LibraryMissing(
+            "Programs of torch.export need PyTorch.", hint=install_extra("tvm", "onnx", "torch")
+        ) from None
     try:
         program = torch.export.load(io.BytesIO(path.read_bytes()))
     except Exception as error:  # torch, zipfile and the file system each have their own
