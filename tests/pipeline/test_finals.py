@@ -153,6 +153,13 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Call
     assert states(one.engine) == {"evaluated": 11}
 
 
+def test_jobs_that_ask_for_no_finalists_have_no_finals(scene: Callable[..., Scene]) -> None:
+    one = scene(Noop0=0.85).tuned()
+    with writing(one.engine) as connection:
+        connection.execute(sa.update(Job).values(options={"finalists": 0}))
+    assert one.load() == 0
+
+
 def test_a_coordinator_makes_them_and_is_done_after_them(
     scene: Callable[..., Scene], redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

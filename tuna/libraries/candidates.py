@@ -54,7 +54,10 @@ class CandidateOptions(JobOptions):
         30.0, gt=0, le=86_400, description="seconds in which one candidate must be checked and measured"
     )
     finalists: int = Field(
-        FINALISTS, ge=0, le=100, description="of the best, how many are measured again in fresh processes"
+        FINALISTS,
+        ge=0,
+        le=100,
+        description="of the best, how many are measured again in fresh processes; 0: none, and no finals",
     )
 
 

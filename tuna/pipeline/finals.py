@@ -127,6 +127,8 @@ def _close(connection: sa.Connection, session_id: int, configs: Sequence[int] | 
         query = query.where(FindDb.config_id.in_(configs))
     found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in connection.execute(query):
+        if row.options.get("finalists") == 0:  # the job says so: its candidates are compared in another way
+            continue
         fastest = found[row.config_id]
         if not fastest or (row.time_ms <= CLOSE * fastest[0].time_ms and len(fastest) < MOST):
             fastest.append(row)
