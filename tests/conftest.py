@@ -225,6 +225,7 @@ def home(tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def empty_home(home: Path) -> Path:
     """The same without a database, as before the first command."""
     (home / "tuna.sqlite").unlink()
+    shutil.rmtree(home / "cache")
     return home
 
 

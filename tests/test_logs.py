@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -38,8 +39,10 @@ def test_lines_for_people() -> None:
     assert "job=41207" in done.stderr
 
 
+SIMULATED = {**os.environ, "TUNA_SIMULATED": "1"}
 WORKER = """
-import redis
+import redis, tempfile
+from pathlib import Path
 from tuna import logs
 from tuna.libraries.items import WorkItem
 from tuna.libraries.context import RunContext
@@ -66,12 +69,12 @@ item["config"] = {"kind": "gemm", "m": 1, "n": 1, "k": 1}
 for ids in ([41], [42, 43]):
     items = tuple(WorkItem(job_id=number, **item) for number in ids)
     chunk = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="", items=items)
-    Runner(None, 20.0, RunContext(None, None, ())).run(chunk, library)
+    Runner(None, 20.0, RunContext(None, Path(tempfile.gettempdir()), ())).run(chunk, library)
 """
 
 
 def test_a_worker_s_lines_say_which_work_they_are_about() -> None:
-    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, env=SIMULATED)
     one, two = [json.loads(line) for line in done.stderr.splitlines() if "library failed" in line]
     assert (one["session"], one["job"], one["step"], one["chunk"]) == (3, 41, "build", "c")
     assert ":" in one["worker"]

@@ -9,7 +9,7 @@ from alembic import op
 from tuna.configs import ConvConfig, parse_line
 from tuna.db.models import TABLE_OPTIONS as MYSQL
 from tuna.db.types import BigId, LongText, UtcDateTime
-from tuna.libraries.miopen import problem_key
+from tuna.libraries.miopen.problem import text_of
 
 revision = "0002"
 down_revision = "0001"
@@ -191,7 +191,7 @@ def _fill_problem_keys() -> None:
     config = sa.table("config", *(sa.column(name) for name in ("id", "kind", "driver", "problem_key")))
     connection = op.get_bind()
     rows = connection.execute(sa.select(config.c.id, config.c.driver).where(config.c.kind == ConvConfig.kind)).all()
-    keys = [{"of": row.id, "text": problem_key.text_of(parse_line(row.driver)[0])} for row in rows]
+    keys = [{"of": row.id, "text": text_of(parse_line(row.driver)[0])} for row in rows]
     update = sa.update(config).where(config.c.id == sa.bindparam("of")).values(problem_key=sa.bindparam("text"))
     if keys:
         connection.execute(update, keys)

@@ -20,6 +20,7 @@ from celery import Celery
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.artifacts import Artifacts
+from tuna.celery_internals import broker_keys
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.errors import BadInput
@@ -81,9 +82,10 @@ class Worker(threading.Thread):
         context = RunContext(artifacts=artifacts, scratch=self._home, cpus=())
         runner = Runner(client, settings.lease_s, context, self.member)
         queue = queue_name(self._role == "eval", HOME.toolchain, HOME.key)
+        queues = broker_keys([queue])[:4]  # one for each priority
         while not self.stop.is_set():
             try:
-                message = client.brpop([queue], timeout=0.2)
+                message = client.brpop(queues, timeout=0.2)
             except redis.RedisError as error:
                 self.outcomes.append(type(error).__name__)
                 return

@@ -236,7 +236,7 @@ def test_a_machine_without_gpu_says_what_to_give(rocm: Rocm) -> None:
     rocm(gpus=0)
     with pytest.raises(LibraryMissing, match="no GPU") as error:
         MiopenLibrary().environment()
-    assert "-a and -n" in error.value.hint
+    assert "--arch and --num-cu" in error.value.hint
     assert MiopenLibrary().toolchain().startswith("rocm-6.2.0")
 
 

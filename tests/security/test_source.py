@@ -105,6 +105,8 @@ def test_no_text_is_run_as_code_or_by_a_shell() -> None:
                 continue
             if name == "ctypes.CDLL" and file in _LOADERS:
                 continue
+            if name == "np.load" and any(k.arg == "allow_pickle" and _is(k.value, False) for k in call.keywords):
+                continue
             if name in _BUILTINS | _CALLS or shell:
                 found.append((file, call.lineno, name))
     assert found == []
