@@ -61,7 +61,7 @@ class Checks:
     seed: int = 0  #: of the random inputs
 
     def __post_init__(self) -> None:
-        if self.recorded is not None and not self.recorded.read_bytes().startswith(_NPZ):
+        if self.recorded is not None and not _is_npz(self.recorded):
             raise BadInput(f"{self.recorded} is no file of NumPy arrays.", hint="write one with numpy.savez")
 
     @property
@@ -72,6 +72,14 @@ class Checks:
 
 
 _CHECKS = Checks()
+
+
+def _is_npz(path: Path) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(_NPZ)) == _NPZ
+    except OSError:
+        return False
 
 
 def build_model(
