@@ -20,6 +20,7 @@ from tuna.exports.record_query import records
 from tuna.exports.select import of_session
 from tuna.golden import results as releasable
 from tuna.libraries.base import FINALS, Step
+from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
@@ -153,7 +154,10 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Call
     assert states(one.engine) == {"evaluated": 11}
 
 
-def test_jobs_that_ask_for_no_finalists_have_no_finals(scene: Callable[..., Scene]) -> None:
+def test_jobs_that_ask_for_no_finalists_have_no_finals(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NoopLibrary, "takes_part_in_finals", CandidateLibrary.takes_part_in_finals)
     one = scene(Noop0=0.85).tuned()
     with writing(one.engine) as connection:
         connection.execute(sa.update(Job).values(options={"finalists": 0}))

@@ -106,13 +106,8 @@ class SessionResults:
 
     def best(self) -> ResultRows:
         """The fastest result of each layer; a baseline's where there is no other."""
-        found = self.results()
-        first: dict[str, int] = {}
-        for place, row in enumerate(found):
-            before = first.setdefault(row.config_key, place)
-            if found[before].baseline and not row.baseline:
-                first[row.config_key] = place
-        return replace(found, rows=tuple(found[place] for place in first.values()))
+        self.check()
+        return api.winners(self.session_id, self.tag)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the session's report as one HTML file."""

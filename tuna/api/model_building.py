@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuna.api.models import artifacts_of_models
-from tuna.errors import BadInput, NotFound
+from tuna.errors import BadInput, NotFound, TunaError
 
 if TYPE_CHECKING:
     from tuna.models.choice import Source, Winner
@@ -126,7 +126,7 @@ def build_model(
         cached = facts is not None
         if facts is None:
             facts = _make(model, records, winograd, compare, checks, temporary)
-            with contextlib.suppress(OSError):  # a full disk: the next build takes as long as this one
+            with contextlib.suppress(TunaError, OSError):  # a full disk: the next build takes as long as this one
                 cache.keep(key, temporary, facts)
         temporary.replace(output)
     finally:

@@ -19,3 +19,8 @@ def is_no_baseline() -> sa.ColumnElement[bool]:
     same = (other.session_id == FindDb.session_id, other.config_id == FindDb.config_id)
     tuned = sa.exists().where(*same, other.time_ms.is_not(None), other.solver_id.not_in(baselines))
     return sa.or_(FindDb.solver_id.not_in(baselines), sa.not_(tuned.correlate(FindDb)))
+
+
+def is_measured() -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions on find_db that leave results which a device gave: timed, not simulated, and no baseline's as above."""
+    return FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline()

@@ -214,6 +214,10 @@ class Library(ABC):
             update={**facts, "step": self.steps[-1].name, "candidates": candidates, "rivals": ()},
         )
 
+    def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
+        """Whether the winner of a job with these options is measured again in the finals of its config."""
+        return True
+
     @property
     def every_step(self) -> Sequence[Step]:
         """The steps of its jobs, those of the finals too."""

@@ -107,6 +107,10 @@ class CandidateLibrary(Library):
                 **facts,
             )
 
+    def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
+        """Not where the job's candidates are compared in another way, and so have no finalists."""
+        return options.get("finalists") != 0
+
     def probe(self, device: DeviceHandle) -> str:
         """Whether a fresh child can load the library and ask the device for its peak; cores are not asked."""
         if device.cores_only:

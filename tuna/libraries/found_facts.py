@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from tuna.errors import TunaError
+from tuna.files import atomic_file
 from tuna.settings import get_settings
 
 
@@ -18,9 +19,9 @@ def found_once(name: str, key: Sequence[str | int], find: Callable[[], Mapping[s
     with contextlib.suppress(OSError, ValueError, AttributeError):  # absent or damaged
         return {str(fact): str(value) for fact, value in json.loads(path.read_text()).items()}
     found = dict(find())
-    with contextlib.suppress(OSError):  # without a cache it is determined again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    with (
+        contextlib.suppress(TunaError),
+        atomic_file(path) as temporary,
+    ):  # without a cache it is determined again next time
         temporary.write_text(json.dumps(found))
-        temporary.replace(path)
     return found

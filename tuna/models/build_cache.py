@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tuna.files import atomic_file
+
 #: Builds that are kept, the latest ones.
 _KEPT = 8
 _PACKAGE = Path(__file__).parents[1]
@@ -37,13 +39,12 @@ class BuildCache:
         return found
 
     def keep(self, key: str, library: Path, facts: Mapping[str, Any]) -> None:
-        """Keep a build, the facts last; forgets the oldest ones."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Keep a build, the facts last; forgets the oldest ones. Raises what `atomic_file` does."""
         kept_library, kept_facts = self._paths(key)
-        for source, kept in ((library.read_bytes(), kept_library), (json.dumps(facts).encode(), kept_facts)):
-            temporary = kept.with_name(f"{kept.name}.{os.getpid()}.new")
-            temporary.write_bytes(source)
-            temporary.replace(kept)
+        with atomic_file(kept_library) as temporary:
+            shutil.copyfile(library, temporary)
+        with atomic_file(kept_facts) as temporary:
+            temporary.write_text(json.dumps(facts))
         oldest_last = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in oldest_last[_KEPT:]:
             path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config as AnyConfig
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
-from tuna.db.baselines import is_no_baseline
+from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
 from tuna.libraries.tvm.environment import toolchain_of
@@ -157,27 +157,21 @@ def _select(manifest: Manifest, source: Source, columns: Sequence[Any]) -> sa.Se
 
     By the index uq_find_db, or that of golden_entry, then primary keys.
     """
+    table = FindDb if source.golden_id is None else GoldenEntry
+    statement = (
+        sa.select(*columns)
+        .select_from(table)
+        .join(Config, Config.id == table.config_id)
+        .join(Solver, Solver.id == table.solver_id)
+    )
     if source.golden_id is None:
-        statement = (
-            sa.select(*columns)
-            .select_from(FindDb)
-            .join(Config, Config.id == FindDb.config_id)
-            .join(Solver, Solver.id == FindDb.solver_id)
-            .join(Session, Session.id == FindDb.session_id)
-            .join(Environment, Environment.id == Session.environment_id)
-            .where(FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
-        )
+        statement = statement.join(Session, Session.id == FindDb.session_id)
+        statement = statement.join(Environment, Environment.id == Session.environment_id).where(*is_measured())
         if source.session_id is not None:
             statement = statement.where(FindDb.session_id == source.session_id)
     else:
-        statement = (
-            sa.select(*columns)
-            .select_from(GoldenEntry)
-            .join(Config, Config.id == GoldenEntry.config_id)
-            .join(Solver, Solver.id == GoldenEntry.solver_id)
-            .join(Environment, Environment.id == GoldenEntry.environment_id)
-            .where(GoldenEntry.golden_id == source.golden_id)
-        )
+        statement = statement.join(Environment, Environment.id == GoldenEntry.environment_id)
+        statement = statement.where(GoldenEntry.golden_id == source.golden_id)
     if not source.winograd:
         statement = statement.where(Solver.algorithm != "Winograd")
     same = Environment.library_version == manifest.tvm, Environment.toolchain == toolchain_of(manifest.tvm)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
 from tuna.db import models, networks
-from tuna.db.baselines import is_no_baseline
+from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import ConfigTag, Environment, FindDb, GoldenEntry, Session, Solver
 from tuna.errors import NotFound
@@ -149,8 +149,7 @@ def _timed(table: type[FindDb] | type[GoldenEntry], environments: Sequence[int])
     if table is GoldenEntry:
         return [GoldenEntry.environment_id.in_(environments), GoldenEntry.time_ms > 0]
     sessions = sa.select(Session.id).where(Session.environment_id.in_(environments))
-    measured = (FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline())
-    return [FindDb.session_id.in_(sessions), *measured]
+    return [FindDb.session_id.in_(sessions), *is_measured()]
 
 
 def _fastest(connection: sa.Connection, environments: Sequence[int], ids: Sequence[int]) -> dict[int, Any]:

@@ -38,7 +38,7 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
     for part in [None] if configs is None else parts(sorted(configs)):
         waiting = _not_ready(connection, session_id, library, part)
         had = _had(connection, session_id, part)
-        for config_id, results in _close(connection, session_id, part).items():
+        for config_id, results in _close(connection, session_id, library, part).items():
             solver_id = None if config_id in waiting else _next(results, had.get(config_id, set()))
             if solver_id is not None:
                 due.append((config_id, solver_id))
@@ -61,11 +61,13 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
     return len(rows)
 
 
-def rivals(connection: sa.Connection, session_id: int, configs: Iterable[int]) -> dict[int, Sequence[sa.Row[Any]]]:
+def rivals(
+    connection: sa.Connection, session_id: int, library: Library, configs: Iterable[int]
+) -> dict[int, Sequence[sa.Row[Any]]]:
     """By config: find-db id, solver and params, options of its job, number, artifact and time of each, fastest first."""
     found: dict[int, Sequence[sa.Row[Any]]] = {}
     for part in parts(sorted(configs)):
-        found |= _close(connection, session_id, part)
+        found |= _close(connection, session_id, library, part)
     return found
 
 
@@ -110,7 +112,9 @@ def _next(results: Sequence[sa.Row[Any]], had: Collection[int]) -> int | None:
     return first.solver_id if first is not None and len(results) > 1 else None
 
 
-def _close(connection: sa.Connection, session_id: int, configs: Sequence[int] | None) -> dict[int, list[sa.Row[Any]]]:
+def _close(
+    connection: sa.Connection, session_id: int, library: Library, configs: Sequence[int] | None
+) -> dict[int, list[sa.Row[Any]]]:
     """By config, the results that finals would measure, fastest first; also where that is one alone."""
     query = (
         sa.select(
@@ -127,7 +131,7 @@ def _close(connection: sa.Connection, session_id: int, configs: Sequence[int] | 
         query = query.where(FindDb.config_id.in_(configs))
     found: dict[int, list[sa.Row[Any]]] = defaultdict(list)
     for row in connection.execute(query):
-        if row.options.get("finalists") == 0:  # the job says so: its candidates are compared in another way
+        if not library.takes_part_in_finals(row.options):
             continue
         fastest = found[row.config_id]
         if not fastest or (row.time_ms <= CLOSE * fastest[0].time_ms and len(fastest) < MOST):

@@ -118,7 +118,7 @@ def _rivals(
             )
             for row in rows
         )
-        for config_id, rows in finals.rivals(connection, scope.session_id, configs).items()
+        for config_id, rows in finals.rivals(connection, scope.session_id, scope.library, configs).items()
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tuna.sandbox.proc_stat import proc_stats
+
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 #: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime, cstime.
 _SESSION, _TIMES = 3, slice(11, 15)
@@ -12,17 +14,8 @@ _SESSION, _TIMES = 3, slice(11, 15)
 
 def session_cpu_s(session: int, proc: Path = Path("/proc")) -> float:
     """Seconds of CPU time of the live processes of a session and of those that they have waited for."""
-    total = 0
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[_SESSION]) == session:
-            total += sum(map(int, fields[_TIMES]))
-    return total * _TICK_S
+    ticks = (sum(map(int, fields[_TIMES])) for _, fields in proc_stats(proc) if int(fields[_SESSION]) == session)
+    return sum(ticks) * _TICK_S
 
 
 class CpuLimit:

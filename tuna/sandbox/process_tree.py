@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+from tuna.sandbox.proc_stat import proc_stats
+
 #: Fields of /proc/PID/stat after the name in parentheses.
 _STATE, _PARENT = 0, 1
 
@@ -30,14 +32,9 @@ def kill_tree(leader: int) -> None:
 def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
     """The live processes below `pid`."""
     children: dict[int, list[int]] = {}
-    for folder in proc.iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            if fields[_STATE] != "Z":
-                children.setdefault(int(fields[_PARENT]), []).append(int(folder.name))
+    for process, fields in proc_stats(proc):
+        if fields[_STATE] != "Z":
+            children.setdefault(int(fields[_PARENT]), []).append(process)
     found, todo = set[int](), [pid]
     while todo:
         below = children.get(todo.pop(), [])
