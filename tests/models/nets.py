@@ -199,8 +199,9 @@ def attention() -> Any:
 
 
 def enlarged() -> Any:
-    """Transposed convolutions: with batch normalisation; one for each channel, with an output padding; and without a stride."""
+    """Transposed convolutions: with batch normalisation; depthwise with an output padding; in groups with a bias; and alone."""
     net = Net((1, 8, 5, 6))
+    alone = net.constant(net.random.normal(0, 0.2, (6, 3, 2, 2)))
     weights = net.constant(net.random.normal(0, 0.2, (8, 12, 4, 4)))
     y = net.add("ConvTranspose", "x", weights, strides=[2, 2], pads=[1, 1, 1, 1])
     parts = [*net.random.normal(1.0, 0.2, (3, 12)), net.random.uniform(0.5, 1.5, 12)]
@@ -209,7 +210,8 @@ def enlarged() -> Any:
     grouped = {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1], "group": 12}
     x = net.add("Sigmoid", net.add("ConvTranspose", x, weights, **grouped))
     weights = net.constant(net.random.normal(0, 0.2, (12, 3, 2, 2)))
-    return net.model(net.add("ConvTranspose", x, weights))
+    bias = net.constant(net.random.normal(0, 1, 6))
+    return net.model(net.add("ConvTranspose", net.add("ConvTranspose", x, weights, bias, group=2), alone))
 
 
 NETS = {

@@ -92,7 +92,7 @@ def test_an_activation_whose_parts_are_read_elsewhere_stays_an_operator() -> Non
 def test_transposed_convolutions_are_backward_data_with_an_epilogue() -> None:
     tasks = [task for task, _ in planned(nets.enlarged()).tasks() if isinstance(task.core, ConvConfig)]
     assert all(task.core.direction is Direction.BACKWARD_DATA for task in tasks)
-    assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ()]
+    assert [task.epilogue for task in tasks] == [("bias", "relu"), ("sigmoid",), ("bias",), ()]
 
 
 def test_attention_is_products_with_tasks_of_their_own() -> None:

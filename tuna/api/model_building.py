@@ -177,13 +177,28 @@ def _make(
             )
     finally:
         plain.unlink(missing_ok=True)
-    worst = max(error for against, error in checked["errors"].items() if against.startswith("reference"))
-    if not worst <= TOLERANCE:
-        raise BadInput(
-            f"The built model differs from ONNX's reference by {worst:.2g} of the largest value.",
-            hint="build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM",
-        )
+    refused = refusal(manifest.opset, checked["errors"])
+    if refused is not None:
+        raise refused
     return {"made": made, "checked": checked, "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def refusal(opset: str, errors: Mapping[str, float]) -> BadInput | None:
+    """Why a model with these errors, by what they are against, is not right; None if it is. `opset` as in the manifest."""
+    wrong = {name: error for name, error in errors.items() if name.startswith("reference") and not error <= TOLERANCE}
+    if not wrong:
+        return None
+    reference = "PyTorch's own answer" if " " in opset else "ONNX's reference evaluator"
+    name, error = max(wrong.items(), key=lambda entry: entry[1])
+    inputs = name.removeprefix("reference").strip() or "on random inputs"
+    others = {other: found for other, found in errors.items() if not other.startswith("reference")}
+    beside = "".join(f"; from {other} by {found:.2g}" for other, found in others.items())
+    text = f"The built model differs from {reference} by {error:.2g} of the largest value, {inputs}{beside}."
+    agreeing = [other for other, found in others.items() if found <= TOLERANCE]
+    if agreeing:
+        return BadInput(text, hint=f"{' and '.join(agreeing)} agrees with the built model: {reference} may be wrong")
+    hint = "build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM"
+    return BadInput(text, hint=hint)
 
 
 def _described(

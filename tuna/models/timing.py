@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-from onnx.reference.op_run import OpRun
 from tvm import relax
 
 from tuna.errors import BadInput
-from tuna.models import others
+from tuna.models import onnx_reference, others
 from tuna.models.importer import inputs_of
 from tuna.models.torch_importer import TorchModel
 
@@ -103,20 +102,7 @@ def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
 def _reference(model: Any, inputs: dict[str, Any]) -> list[Any]:
     if isinstance(model, TorchModel):
         return model.reference(inputs)
-    from onnx.reference import ReferenceEvaluator
-
-    return list(ReferenceEvaluator(model, new_ops=[BatchNormalization]).run(None, inputs))
-
-
-class BatchNormalization(OpRun):
-    """As in inference: that of ONNX's reference takes the statistics of the batch for models below opset 14."""
-
-    op_domain = ""
-
-    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: Any = None, **_training: Any) -> Any:
-        ones = (1,) * (x.ndim - 2)
-        scale, bias, mean, var = (part.reshape(-1, *ones) for part in (scale, bias, mean, var))
-        return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
+    return onnx_reference.run(model, inputs)
 
 
 def _outputs(answer: Any) -> list[Any]:

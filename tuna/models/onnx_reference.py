@@ -1,0 +1,128 @@
+"""The right answer of an ONNX model: ONNX's reference evaluator, with operators of our own where it is wrong or slow. Imports onnx.
+
+Each is written down from the operator's definition, in NumPy alone, and knows nothing of TVM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_max_pool
+
+
+def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
+    """The outputs of the model."""
+    return list(ReferenceEvaluator(model, new_ops=[BatchNormalization, ConvTranspose, MaxPool]).run(None, dict(inputs)))
+
+
+class BatchNormalization(OpRun):
+    """As in inference: that of ONNX's reference takes the statistics of the batch for models below opset 14."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: Any = None, **_training: Any) -> Any:
+        ones = (1,) * (x.ndim - 2)
+        scale, bias, mean, var = (part.reshape(-1, *ones) for part in (scale, bias, mean, var))
+        return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
+
+
+class ConvTranspose(OpRun):
+    """In double precision: ONNX's reference mixes up the channels and the bias of groups."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        b: Any = None,
+        auto_pad: str | None = None,
+        dilations: Sequence[int] | None = None,
+        group: int | None = None,
+        kernel_shape: Sequence[int] | None = None,
+        output_padding: Sequence[int] | None = None,
+        output_shape: Sequence[int] | None = None,
+        pads: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> Any:
+        axes, groups = x.ndim - 2, group or 1
+        strides, dilations = strides or [1] * axes, dilations or [1] * axes
+        more, taps, sizes = output_padding or [0] * axes, w.shape[2:], x.shape[2:]
+        spans = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides, strict=True)]
+        whole = [
+            span + (tap - 1) * dilation + extra
+            for span, tap, dilation, extra in zip(spans, taps, dilations, more, strict=True)
+        ]
+        begins, extents = _cut(whole, sizes, strides, auto_pad, pads, output_shape)
+        batch, per_in, per_out = x.shape[0], x.shape[1] // groups, w.shape[1]
+        given = x.astype(np.float64).reshape(batch, groups, per_in, -1)
+        weights = w.astype(np.float64).reshape(groups, per_in, per_out, *taps)
+        found: Any = np.zeros((batch, groups, per_out, *whole))
+        for tap in itertools.product(*map(range, taps)):
+            window = tuple(
+                slice(at * dilation, at * dilation + span, stride)
+                for at, dilation, span, stride in zip(tap, dilations, spans, strides, strict=True)
+            )
+            part = weights[(..., *tap)].swapaxes(1, 2) @ given
+            found[(..., *window)] += part.reshape(batch, groups, per_out, *sizes)
+        inside = tuple(slice(begin, begin + extent) for begin, extent in zip(begins, extents, strict=True))
+        answer = found.reshape(batch, groups * per_out, *whole)[(..., *inside)]
+        return ((answer if b is None else answer + b.reshape(-1, *(1,) * axes)).astype(x.dtype),)
+
+
+def _cut(
+    whole: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    auto_pad: str | None,
+    pads: Sequence[int] | None,
+    output_shape: Sequence[int] | None,
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Where the answer of a transposed convolution begins in all that it computes, and its extents."""
+    same = (auto_pad or "").startswith("SAME")
+    if output_shape is None and not same:
+        ahead, behind = np.array(pads or [0] * 2 * len(whole)).reshape(2, -1)
+        return list(ahead), list(np.array(whole) - ahead - behind)
+    wanted = output_shape or [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    cut = [extent - answer for extent, answer in zip(whole, wanted, strict=True)]
+    return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in cut], list(wanted)
+
+
+class MaxPool(op_max_pool.MaxPool):
+    """With explicit padding: ONNX's reference goes over the values in Python, which takes most of the check of a ResNet."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
+        alone = len(self.output) == 1 and x.dtype.kind == "f"
+        if not alone or attributes.get("ceil_mode") or attributes.get("auto_pad") not in (None, "NOTSET"):
+            return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+        found = None
+        for window in _windows(x, attributes):
+            found = window.copy() if found is None else np.maximum(found, window, out=found)
+        return (found,)
+
+
+def _windows(x: Any, attributes: Mapping[str, Any]) -> Iterator[Any]:
+    """For each tap of a pool what it reads for all values of the answer; padding is -inf."""
+    taps = attributes["kernel_shape"]
+    ones = [1] * len(taps)
+    strides, dilations = attributes.get("strides") or ones, attributes.get("dilations") or ones
+    ahead, behind = np.array(attributes.get("pads") or [0] * 2 * len(taps)).reshape(2, -1)
+    x = np.pad(x, [(0, 0), (0, 0), *zip(ahead, behind, strict=True)], constant_values=-np.inf)
+    reach = [size - (tap - 1) * dilation for size, tap, dilation in zip(x.shape[2:], taps, dilations, strict=True)]
+    for tap in itertools.product(*map(range, taps)):
+        yield x[
+            (
+                ...,
+                *(
+                    slice(at * dilation, at * dilation + length, stride)
+                    for at, dilation, length, stride in zip(tap, dilations, reach, strides, strict=True)
+                ),
+            )
+        ]
