@@ -7,8 +7,8 @@ import subprocess
 import sys
 from importlib import metadata
 
-#: Imported where it happens to be installed: kombu has a serialiser for it, which Tuna does not use.
-OPTIONAL = {"yaml"}
+#: Imported where it happens to be installed, by kombu (a serialiser), rich and tenacity, for what Tuna does not use.
+OPTIONAL = {"yaml", "attr", "tornado"}
 #: Loads what workers, coordinators, exports and reports use. The transport is loaded by name when a worker starts.
 PROGRAM = """
 import sys
