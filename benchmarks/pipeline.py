@@ -215,7 +215,6 @@ def _run(session_id: int, steps: list[str]) -> Run:
 
 
 def _child(session_id: int, steps: list[str]) -> int:
-    from tuna.celery_app import app
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
     from tuna.libraries.registry import get_library
@@ -232,7 +231,7 @@ def _child(session_id: int, steps: list[str]) -> int:
     workers = [queues[step.resource] for step in library.steps if step.name in steps]
     with _Stopwatch() as split:
         started = time.perf_counter()
-        state = run_session(engine, settings, session_id, app=lambda: app, workers=workers)
+        state = run_session(engine, settings, session_id, workers=workers)
         run_s = time.perf_counter() - started
     assert state.unfinished == state.errored == 0, state
     cpu_s = time.process_time()

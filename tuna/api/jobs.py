@@ -154,7 +154,6 @@ def _work_through(
     on_progress: Callable[[Progress], None] | None,
     on_wait: Callable[[float], None] | None = None,
 ) -> Progress:
-    from tuna.api.workers import celery_app
     from tuna.db.database import open_database
     from tuna.settings import get_settings
     from tuna.workers.session_run import run_session
@@ -163,7 +162,6 @@ def _work_through(
         open_database(),
         get_settings(),
         session_id,
-        app=celery_app,
         steps=steps,
         workers=workers,
         on_progress=on_progress or (lambda _: None),

@@ -11,8 +11,6 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.sentences import choices
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from tuna.membership.gate import Gate
     from tuna.membership.heartbeat import WorkerStatus
     from tuna.membership.members import Member
@@ -284,11 +282,4 @@ def remote_exec(command: str) -> Sequence[Answer]:
     from tuna.settings import get_settings
     from tuna.workers.remote_exec import execute
 
-    return execute(command, get_settings(), celery_app)
-
-
-def celery_app() -> Celery:
-    """The Celery app; imported lazily, because that takes a while."""
-    from tuna.celery_app import app
-
-    return app
+    return execute(command, get_settings())

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuna.errors import BadInput
-from tuna.pipeline.connection import connect_broker, ensure_services
+from tuna.pipeline.connection import connect_broker, ensure_services, make_celery
 from tuna.sandbox.processes import run
 from tuna.settings import Settings
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 LIMIT_S = 60.0
 #: Name of the remote-control command.
@@ -32,7 +29,7 @@ class Answer:
     output: str
 
 
-def execute(command: str, settings: Settings, app: Callable[[], Celery]) -> list[Answer]:
+def execute(command: str, settings: Settings) -> list[Answer]:
     """Run `command`, without a shell, here and on the live workers; a worker without TUNA_ALLOW_EXEC refuses."""
     try:
         words = shlex.split(command)
@@ -41,7 +38,7 @@ def execute(command: str, settings: Settings, app: Callable[[], Celery]) -> list
     if not words:
         raise BadInput("There is no command to run.")
     ensure_services(settings)
-    celery = app()
+    celery = make_celery(settings)
     with connect_broker(settings, _ANSWER_S):  # the broadcast below has no timeout for an unreachable broker
         workers = list(celery.control.inspect(timeout=_ANSWER_S).ping() or {})
     answers = [Answer(host=socket.gethostname(), **run_here(words))]

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -15,16 +14,13 @@ from tuna.db.engine import reading, writing
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.pipeline import finals
-from tuna.pipeline.connection import connect, ensure_services
+from tuna.pipeline.connection import connect, ensure_services, make_celery
 from tuna.pipeline.coordinator import Coordinator, SessionWork
 from tuna.pipeline.states import is_open
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
 from tuna.vocabulary import Resource, State
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 _COUNT_EVERY_S = 0.5
 #: Counting a million jobs takes a second, so it is limited to this share of the time, or to the second one when
@@ -70,7 +66,6 @@ def run_session(
     settings: Settings,
     session_id: int,
     *,
-    app: Callable[[], Celery],
     steps: Sequence[str] = (),
     workers: Sequence[WorkerSpec] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -78,8 +73,7 @@ def run_session(
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the session until every job has finished them.
 
-    `app` imports the Celery app, which a session that is done does not need. `on_wait` is called with the seconds that
-    interrupted workers have to finish what they do.
+    `on_wait` is called with the seconds that interrupted workers have to finish what they do.
     """
     with reading(engine) as connection:
         info = sessions.get(connection, session_id)
@@ -97,7 +91,7 @@ def run_session(
         return state
     ensure_services(settings)
     work = SessionWork(session_id, namespace, info.environment, library)
-    coordinator = Coordinator(engine, connect(settings), app(), settings, work, steps)
+    coordinator = Coordinator(engine, connect(settings), make_celery(settings), settings, work, steps)
     watch = _Watch(engine, library, session_id, steps, on_progress)
     with contextlib.ExitStack() as stack:
         if workers:
