@@ -15,7 +15,7 @@ import errno
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import fsspec
@@ -27,7 +27,7 @@ from tuna.errors import ServiceError, StorageFull, StoreUnavailable
 
 #: Largest artifact; no code object is nearly as large, so a larger file is damaged.
 MAX_BYTES = 1 << 30
-#: Expiry in Redis: until it was measured, and after its release, when other jobs may still share it.
+#: Expiry in Redis: of what is needed, renewed meanwhile, and of what no job needs any more.
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
 _FULL_TIMEOUT_S = 300.0
@@ -56,8 +56,11 @@ class Files(Protocol):
     def local(self, name: str) -> str | None:
         """The path of a file on this machine; None for remote stores."""
 
-    def release(self, names: Iterable[str]) -> None:
+    def release(self, names: Sequence[str]) -> None:
         """Let these files expire early; does nothing in a store without expiry."""
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Let those of these files that would expire soon live on; does nothing in a store without expiry."""
 
 
 class UrlFiles:
@@ -135,7 +138,10 @@ class UrlFiles:
         """The path, if the store is a directory of this machine."""
         return self._place(name) if self._is_local else None
 
-    def release(self, names: Iterable[str]) -> None:
+    def release(self, names: Sequence[str]) -> None:
+        """Files do not expire."""
+
+    def renew(self, names: Sequence[str]) -> None:
         """Files do not expire."""
 
     def _place(self, name: str) -> str:
@@ -207,13 +213,26 @@ class RedisFiles:
         """Redis has no paths."""
         return None
 
-    def release(self, names: Iterable[str]) -> None:
-        """Shorten their expiry; not deleted, because other jobs may share them."""
+    def release(self, names: Sequence[str]) -> None:
+        """Shorten their expiry; not deleted, because a result that is not yet drained may name them again."""
+        self._expire(names, _RELEASED_TTL_S)
+
+    def renew(self, names: Sequence[str]) -> None:
+        """Those that would expire in less than half of `_TTL_S` live for `_TTL_S` again."""
+        if names:
+            until: Any = self._client.zmscore(self._index[0], list(names))
+            soon_ms = (self._client.time()[0] + _TTL_S // 2) * 1000
+            pairs = zip(names, until, strict=True)
+            self._expire([name for name, at_ms in pairs if at_ms is not None and at_ms < soon_ms], _TTL_S)
+
+    def _expire(self, names: Sequence[str], ttl_s: int) -> None:
+        if not names:
+            return
         seconds, _ = self._client.time()
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.expire(self._prefix + name, _RELEASED_TTL_S)
-                pipe.zadd(self._index[0], {name: (seconds + _RELEASED_TTL_S) * 1000}, xx=True)
+                pipe.expire(self._prefix + name, ttl_s)
+                pipe.zadd(self._index[0], {name: (seconds + ttl_s) * 1000}, xx=True)
             pipe.execute()
 
 

@@ -119,14 +119,17 @@ class Artifacts:
         """Whether it has a signing key."""
         return bool(self._key)
 
-    @property
-    def expires(self) -> bool:
-        """True if the store expires entries, so that `release()` has an effect."""
-        return self._files.expires
-
     def release(self, digests: Iterable[str]) -> None:
-        """Let these artifacts expire early: no pending job of the caller needs them."""
-        self._files.release([name for digest in digests for name in (digest, digest + self._suffix)])
+        """Let these artifacts expire early, where the store expires entries: no job needs them."""
+        self._files.release(self._names(digests))
+
+    def renew(self, digests: Iterable[str]) -> None:
+        """Let those of these artifacts that are there live on, where the store expires entries."""
+        self._files.renew(self._names(digests))
+
+    def _names(self, digests: Iterable[str]) -> list[str]:
+        """The files of artifacts; without a key there is no signature, and no harm in naming it."""
+        return [name for digest in digests for name in (digest, digest + self._suffix)]
 
     def _signature(self, digest: str, data: bytes) -> bytes:
         return hmac.new(self._key, digest.encode() + b"\n" + data, hashlib.sha256).hexdigest().encode()

@@ -145,7 +145,8 @@ class StepResult(_Wire):
     workspace_bytes: _Id = 0
     algorithm: Annotated[str, Field(max_length=64)] = ""  #: as the library names it; empty: the solver's family
     problem_key: _Name = ""  #: the library's own name of the config, where it is not the one that Tuna would give it
-    #: what the best trial needs at run time; None: the artifact of that trial
+    #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the last: artifacts
+    #: that those of its trials refer to, which then live as long
     kernels: tuple[CodeObject, ...] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None

@@ -9,9 +9,10 @@ import structlog
 
 from tuna.artifacts import Artifacts
 from tuna.db import configs
-from tuna.db.engine import reading
+from tuna.db.engine import reading, retrying, writing
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.items import WorkItem
+from tuna.pipeline import needed_artifacts
 
 log = structlog.get_logger(__name__)
 
@@ -24,8 +25,15 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
     also for a full store.
     """
     put = 0
-    needed = {digest for item in items for digest in (item.body, *(rival.artifact for rival in item.rivals)) if digest}
-    for digest in sorted(needed):
+    pairs = {(item.job_id, name) for item in items for name in (item.body, *(r.artifact for r in item.rivals)) if name}
+    if not pairs:
+        return put
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            needed_artifacts.need(connection, pairs)
+    digests = sorted({digest for _, digest in pairs})
+    artifacts.renew(digests)
+    for digest in digests:
         try:
             artifacts.get(digest)
         except KeyError:

@@ -34,7 +34,7 @@ from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import bodies, finals, reaper
+from tuna.pipeline import bodies, finals, needed_artifacts, reaper
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -130,6 +130,7 @@ class Coordinator:
         self._published: dict[str, str] = {}  # untaken chunks of ours -> queue
         self._backoff_until: dict[str, float] = {}  # by step
         self._reaped_at = self._swept_at = self._patient_until = 0.0
+        self._kept_at = -math.inf
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
@@ -261,6 +262,9 @@ class Coordinator:
         self._reaped_at = time.monotonic()
         self._publish_bootstrap()
         self._gate.tick()
+        if time.monotonic() - self._kept_at >= needed_artifacts.KEEP_EVERY_S:
+            self._kept_at = time.monotonic()
+            needed_artifacts.keep(self._engine, self._artifacts)
         self.drain.take_over()
         expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
         untaken = self._to_sweep()  # read before SQL, where a chunk is written first

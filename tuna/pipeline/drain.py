@@ -25,7 +25,7 @@ from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, Trial, tail
-from tuna.pipeline import finals
+from tuna.pipeline import finals, needed_artifacts
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.failures import NextState, after_failure
 from tuna.pipeline.job_rows import JobRow
@@ -33,7 +33,7 @@ from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
-from tuna.pipeline.states import check, done, running, waiting
+from tuna.pipeline.states import check, done, is_open, running, waiting
 from tuna.pipeline.trials import reject_trials, write_trials
 from tuna.pipeline.winners import Winners, best
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
@@ -85,7 +85,6 @@ _MOVE = (
 _MOVE_FREE = _MOVE.values(isolate=False)
 #: Errors caused by a row's values rather than by the connection.
 _REFUSED = (DataError, IntegrityError)
-_ENDS = frozenset({State.ERRORED, *(done(resource) for resource in Resource)})
 
 
 @dataclass
@@ -96,8 +95,8 @@ class DrainCounts:
     refused: int = 0  #: results of an attempt that is no longer current
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    ended: list[StepResult] = field(default_factory=list)  #: the last results of jobs, in one batch
-    configs: set[tuple[int, int]] = field(default_factory=set)  #: theirs, with the session
+    configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that ended, with the session
+    unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
 
 
 class _Outcome(NamedTuple):
@@ -124,6 +123,7 @@ class Drain:
         self._engine = engine
         self._stream = stream
         self._libraries: dict[int, Library] = {}  # by session
+        self._artifacts = artifacts
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
         self._is_alone = is_alone
@@ -185,7 +185,7 @@ class Drain:
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
         self.counts.configs |= counts.configs
-        self._winners.release(self._engine, counts.ended)
+        self._artifacts.release(counts.unneeded)
 
     def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
         ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
@@ -234,11 +234,12 @@ class Drain:
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
             reject_trials(connection, failure)
         outcomes = list(accepted.values())
-        counts.ended += [outcome.result for outcome in outcomes if outcome.after.state in _ENDS]
-        ended = (jobs[result.job_id] for result in counts.ended)
+        ended = [job for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes) if self._ends(job, after)]
         counts.configs |= {(job.session_id, job.config_id) for job in ended if self._libraries[job.session_id].finals}
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
+        needed_artifacts.note(connection, [outcome.result for outcome in outcomes])
+        counts.unneeded |= needed_artifacts.settle(connection, [job.id for job in ended])
         for outcome in outcomes:
             self.pace.note(jobs[outcome.result.job_id].session_id, outcome.result)
         counts.accepted += len(outcomes)
@@ -265,6 +266,9 @@ class Drain:
             return _Outcome(result, report, None, NextState(done(library.step(job.step).resource), job.step))
         state = waiting(following, steps, library.step(following).resource)
         return _Outcome(result, report, None, NextState(state, following))
+
+    def _ends(self, job: JobRow, after: NextState) -> bool:
+        return not is_open(after.state, self._libraries[job.session_id].step(after.step).resource)
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE

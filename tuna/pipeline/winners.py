@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from tuna.artifacts import Artifacts
 from tuna.db import models
 from tuna.db.batches import parts
-from tuna.db.engine import reading
 from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
@@ -105,16 +104,6 @@ class Winners:
         _write_kernels(connection, kernels)
         write_devices(connection, jobs, results)
         return failed
-
-    def release(self, engine: sa.Engine, results: Sequence[StepResult]) -> None:
-        """Delete what the jobs of `results` built from a store that expires entries: these jobs are final."""
-        if not results or not self._artifacts.expires:
-            return
-        ids = [result.job_id for result in results]
-        query = sa.select(models.Trial.artifact).where(models.Trial.job_id.in_(ids), models.Trial.artifact.is_not(None))
-        with reading(engine) as connection:
-            digests = {digest for digest in connection.execute(query).scalars() if digest}
-        self._artifacts.release(digests | {code.artifact for result in results for code in result.kernels or ()})
 
     def _keep(self, connection: sa.Connection, digests: Iterable[str], kept: set[str]) -> None:
         """Copy artifacts into SQL, which keeps them, unless they are `kept` already.

@@ -152,6 +152,16 @@ class Trial(Base):
     __table_args__ = table(UniqueConstraint("job_id", "number"))
 
 
+class JobArtifact(Base):
+    """An artifact in the store that a job needs which has not ended; see `pipeline.needed_artifacts`."""
+
+    __tablename__ = "job_artifact"
+    digest: Mapped[str] = text(64, primary_key=True)
+    job_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False, index=True
+    )
+
+
 class Device(Base):
     """A device that results were measured on, with its measured peak throughput."""
 

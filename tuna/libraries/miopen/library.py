@@ -25,7 +25,7 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries import options
 from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
+from tuna.libraries.items import CodeObject, DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.miopen import answers, environment, fin, kernels, names, problem_key, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.fin import FinFailed, Place
@@ -223,6 +223,7 @@ def _compiled(
         workspace_bytes=made.workspace,
         algorithm=made.algorithm,
         problem_key=key,
+        kernels=tuple(CodeObject(artifact=code.artifact) for code in made.kernels),
         **_times(started_at, shared_by),
     )
 
