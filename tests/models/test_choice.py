@@ -96,10 +96,23 @@ def test_the_same_layer_lends_its_params_before_one_of_another_size(build: Datab
     wanted = manifest(TASK)
     assert choice.nearest(build.connection, wanted, EVERYTHING, ()) == {}
     build.winner(session, build.config(LARGER), solver, 1.0, params="larger")
-    winner, other = choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key]
-    assert (winner.params, other) == ("larger", LARGER)
+    assert choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "larger"
     native = build.session(reason="layers", conditions={"layouts": "native"})
     build.winner(native, build.config(CORE), solver, 1.0, params="bare")
-    winner, other = choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key]
-    assert (winner.params, other) == ("bare", TaskConfig(core=CORE, layouts="native"))
+    assert choice.nearest(build.connection, wanted, EVERYTHING, ())[TASK.key].params == "bare"
     assert choice.nearest(build.connection, wanted, EVERYTHING, {TASK.key}) == {}
+
+
+def test_what_won_for_the_bare_layer_is_the_warm_start_in_whatever_layouts(build: DatabaseBuilder) -> None:
+    session, layers = cold(build), build.session(reason="layers")
+    tile, winograd = build.solver("Tile"), build.solver("F4", algorithm="Winograd")
+    build.winner(session, build.config(LARGER), tile, 1.0, params="larger")
+    assert choice.warm_starts(build.connection, manifest(TASK, NAMED), EVERYTHING) == {TASK.key: {"Tile": "larger"}}
+    bare = build.config(CORE)
+    build.winner(layers, bare, tile, 2.0, params="tile")
+    build.winner(layers, bare, winograd, 1.0, params="f4")
+    found = choice.warm_starts(build.connection, manifest(TASK), EVERYTHING)
+    assert [*found[TASK.key].items()] == [("F4", "f4"), ("Tile", "tile")]
+    assert choice.nearest(build.connection, manifest(TASK), EVERYTHING, ())[TASK.key].params == "larger"
+    direct = choice.warm_starts(build.connection, manifest(TASK), Source(winograd=False))
+    assert direct == {TASK.key: {"Tile": "tile"}}

@@ -136,7 +136,7 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
     space = problems.with_family(small, "direct", Mode.NATIVE, target)
     assert space is not None
     params = TvmBuilder().propose(KernelJob(small, "TvmConvTile", json.dumps(TARGET), {}, 0, 3))
-    kernels = Kernels(target, {large.key: Record("TvmConvTile", params[2], small)})
+    kernels = Kernels(target, {large.key: Record("TvmConvTile", params[2], similar=True)})
     found = kernels(large)
     assert kernels.classes[large.key] is Class.NEAREST
     other = problems.with_family(large, "direct", Mode.NATIVE, target)
@@ -144,7 +144,7 @@ def test_the_params_of_a_similar_task_are_used_where_its_space_has_them() -> Non
     assert other is not None
     index = other.family.space(other.layer).index(space.family.space(space.layer)[2])
     assert str(found.function.script()) == str(other.candidate(index).mod["main"].script())
-    damaged = Kernels(target, {large.key: Record("TvmConvTile", "[]", small)})
+    damaged = Kernels(target, {large.key: Record("TvmConvTile", "[]", similar=True)})
     assert damaged(large) is not None
     assert damaged.classes[large.key] is Class.PREDICTED
 

@@ -23,8 +23,10 @@ def test_what_has_a_job_is_not_wanted_again() -> None:
     assert order([done], 4) == [Wanted(1, "F2", 4)]
 
 
-def test_the_solver_that_won_for_the_bare_layer_comes_first() -> None:
-    assert order([Tunable(1, 1, HEAVY.solvers, cycles=HEAVY.cycles, favourite="Tile")], 2)[0] == Wanted(1, "Tile", 2)
+def test_the_solver_that_won_for_the_bare_layer_comes_first_with_the_point_that_won() -> None:
+    won = {"Elsewhere": "z", "Tile": "rows 2", "F2": "tiles 3"}  # the fastest does not apply here
+    jobs = order([Tunable(1, 1, HEAVY.solvers, cycles=HEAVY.cycles, won=won)], 2)
+    assert jobs == [Wanted(1, "Tile", 2, "rows 2"), Wanted(1, "F4", 2), Wanted(1, "F2", 2, "tiles 3")]
 
 
 def test_a_task_without_an_estimate_gets_one_job() -> None:

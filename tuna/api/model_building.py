@@ -116,8 +116,8 @@ def build_model(
         known = choice.finalists(connection, model.manifest, source)
         alike = choice.nearest(connection, model.manifest, source, known)
         lookup_s = time.perf_counter() - started
-    records: dict[str, Any] = {key: [[one.solver, one.params, None] for one in found] for key, found in known.items()}
-    records |= {key: [[winner.solver, winner.params, task.to_json()]] for key, (winner, task) in alike.items()}
+    records: dict[str, Any] = {key: [[one.solver, one.params, False] for one in found] for key, found in known.items()}
+    records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
     request = _request(model.manifest, records, source, compare, checks)
     cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
     temporary = output.with_name(f".{output.name}.new.so")

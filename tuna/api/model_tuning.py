@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuna.api import jobs, sessions
 
@@ -96,7 +96,8 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
     """Make jobs of the first `count` that wait."""
     for _ in range(min(count, len(waiting))):
         job = waiting.popleft()
-        options = {"candidates": job.candidates, "finalists": 0}  # the model decides between them, see `in_model`
+        options: dict[str, Any] = {"candidates": job.candidates, "finalists": 0}  # the model decides, see `in_model`
+        options |= {"first": job.first} if job.first else {}
         jobs.load_jobs(
             session_id, tag=None, reason=SESSION, solvers=[job.solver], options=options, config_ids=[job.config_id]
         )
@@ -105,12 +106,13 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
 def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunable]:
     from tuna.db.database import open_database
     from tuna.db.engine import reading
-    from tuna.models import store
+    from tuna.models import choice, store
     from tuna.models.process import ModelProcess
     from tuna.models.tuning import Tunable
 
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
+        won = choice.warm_starts(connection, model.manifest, choice.Source(winograd=winograd))
     wanted = [entry for entry in model.manifest.tasks if entry.task.key in found]
     if not wanted:
         return []
@@ -121,5 +123,6 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
     for entry in wanted:
         config_id, solvers, loaded = found[entry.task.key]
         cycles = estimated[entry.task.key]
-        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles))
+        alike = won.get(entry.task.key, {})
+        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles, alike))
     return tasks

@@ -67,14 +67,12 @@ def make(
 ) -> dict[str, Any]:
     """Build the model into the shared library `output`.
 
-    `records` are lists of [solver, params, other task or None] by task key, the best first; with `compare` they are timed in the
-    model, together with the predicted kernel.
+    `records` are lists of [solver, params, whether of a similar task] by task key, the best first; with `compare` they are timed in
+    the model, together with the predicted kernel.
     """
     model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
-    known = {
-        key: [Record(solver, params, _task(other)) for solver, params, other in found] for key, found in records.items()
-    }
+    known = {key: [Record(*record) for record in found] for key, found in records.items()}
     kernels, compared = choosing.choose(module, known, _target(target), winograd=winograd, compare=compare)
     planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))

@@ -16,6 +16,7 @@ from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
 from tuna.libraries.tvm.environment import toolchain_of
+from tuna.libraries.tvm.params import readable
 from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
 
@@ -62,37 +63,56 @@ def finalists(connection: sa.Connection, manifest: Manifest, source: Source) -> 
     return chosen
 
 
-def nearest(
-    connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]
-) -> dict[str, tuple[Winner, TaskConfig]]:
-    """For each task that is not among the `known` keys the winner of that one which is the most alike, and that task.
+def nearest(connection: sa.Connection, manifest: Manifest, source: Source, known: Iterable[str]) -> dict[str, Winner]:
+    """For each task that is not among the `known` keys the winner of that one which is the most alike.
 
     The most alike is the same layer with another epilogue or none, then one that differs in sizes alone (`likeness`).
     """
     there_already = set(known)
-    tasks = {entry.task.key: entry.task for entry in manifest.tasks if entry.task.core is not None}
-    missing = {key: task for key, task in tasks.items() if key not in there_already}
-    if not missing:
+    missing = [task for task in _with_cores(manifest) if task.key not in there_already]
+    return {key: found[0] for key, found in _alike(connection, manifest, source, missing, other_layouts=False).items()}
+
+
+def warm_starts(connection: sa.Connection, manifest: Manifest, source: Source) -> dict[str, dict[str, str]]:
+    """For each task the points that won for the task or bare layer that is the most alike, by solver, the fastest first.
+
+    As `nearest`; the same layer in other layouts is the next after the same one. A point is its text (`params.readable`).
+    """
+    found = _alike(connection, manifest, source, _with_cores(manifest), other_layouts=True)
+    return {key: {winner.solver: readable(winner.params) for winner in each} for key, each in found.items()}
+
+
+def _with_cores(manifest: Manifest) -> list[TaskConfig]:
+    return [entry.task for entry in manifest.tasks if entry.task.core is not None]
+
+
+def _alike(
+    connection: sa.Connection, manifest: Manifest, source: Source, tasks: Sequence[TaskConfig], *, other_layouts: bool
+) -> dict[str, list[Winner]]:
+    """The best result of each solver for what is the most alike, the fastest first, by the keys of `tasks`."""
+    if not tasks:
         return {}
-    there = _others(connection, manifest, source, [task.core for task in missing.values() if task.core])
-    chosen: dict[str, tuple[str, TaskConfig]] = {}
-    for key, task in missing.items():
+    there = _others(connection, manifest, source, [task.core for task in tasks if task.core])
+    chosen: dict[str, str] = {}
+    for task in tasks:
         distances = [
-            (distance, other_key, other)
-            for other_key, other in there
-            if other_key != key and (distance := _distance(task, other)) is not None
+            (distance, key)
+            for key, other in there
+            if key != task.key
+            and (other_layouts or other.layouts == task.layouts)
+            and (distance := _distance(task, other)) is not None
         ]
         if distances:
-            _, other_key, other = min(distances, key=lambda entry: entry[:2])
-            chosen[key] = other_key, other
-    found = _results(connection, manifest, source, {other_key for other_key, _ in chosen.values()})
-    return {key: (found[other_key][0], other) for key, (other_key, other) in chosen.items() if other_key in found}
+            _, chosen[task.key] = min(distances)
+    found = _results(connection, manifest, source, set(chosen.values()))
+    return {key: found[other] for key, other in chosen.items() if other in found}
 
 
-def _distance(task: TaskConfig, other: TaskConfig) -> float | None:
-    if (task.core, task.layouts) == (other.core, other.layouts):
-        return 0.0
-    return likeness(task, other)
+def _distance(task: TaskConfig, other: TaskConfig) -> tuple[int, float] | None:
+    if task.core == other.core:
+        return int(task.layouts != other.layouts), 0.0
+    found = likeness(task, other)
+    return None if found is None else (2, found)
 
 
 def _keys(manifest: Manifest) -> set[str]:

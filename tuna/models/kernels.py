@@ -18,6 +18,7 @@ from tuna.libraries.tvm.kernels.epilogue import Epilogue
 from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, layer_of, ranked
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models.emit import Chosen
 from tuna.models.manifest import Class
@@ -29,7 +30,7 @@ class Record:
 
     solver: str
     params: str  #: TVM's TuningRecord as JSON
-    of: TaskConfig | None = None  #: the other task
+    similar: bool = False  #: of another one
 
 
 class Kernels:
@@ -56,8 +57,8 @@ class Kernels:
 
     def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)
-        if record is not None and record.of is not None:
-            found = _transferred(task, record, record.of, self._target)
+        if record is not None and record.similar:
+            found = _transferred(task, record, self._target)
             if found is not None:
                 return found, Class.NEAREST
         elif record is not None:
@@ -97,29 +98,11 @@ def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
     return _chosen(problem, schedule.mod)
 
 
-def _transferred(task: TaskConfig, record: Record, other: TaskConfig, target: Any) -> Chosen | None:
+def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:
     """The point of another task's record in the space of this one; None where the space does not have it."""
-    family, mode = BY_NAME[record.solver].family, Mode(task.layouts)
-    here = problems.with_family(task, family, mode, target)
-    there = problems.with_family(other, family, mode, target)
-    if here is None or there is None or not here.count(1):
-        return None
-    points, wanted = there.family.space(there.layer), _point(record, there.workload())
-    if wanted is None or not 0 <= wanted < len(points):
-        return None
-    space = here.family.space(here.layer)
-    if points[wanted] not in space:
-        return None
-    return _chosen(here, here.candidate(space.index(points[wanted])).mod)
-
-
-def _point(record: Record, module: Any) -> int | None:
-    """The index of the point: the decision of the first instruction of the trace."""
-    try:
-        found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
-        return int(found.trace.get_decision(found.trace.insts[0]))
-    except Exception:  # a record of another version of TVM or of the kernels fails in many ways; there is a prediction
-        return None
+    here = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
+    index = None if here is None else here.index_of(readable(record.params))
+    return None if here is None or index is None else _chosen(here, here.candidate(index).mod)
 
 
 def _chosen(problem: problems.Problem, module: Any) -> Chosen:

@@ -20,7 +20,13 @@ class Tunable:
     solvers: frozenset[str]  #: that apply
     loaded: frozenset[str] = frozenset()  #: of them, those that have a job in this session
     cycles: Mapping[str, float] = field(default_factory=dict)  #: of the best point of a solver, by estimate
-    favourite: str = ""  #: the solver that won for the bare layer
+    #: by solver, the fastest first, the points that won for the bare layer or a similar task
+    won: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def favourite(self) -> str:
+        """The solver that won for the bare layer or a similar task; empty where none applies."""
+        return next((name for name in self.won if name in self.solvers), "")
 
     @property
     def least(self) -> float:
@@ -35,14 +41,15 @@ class Wanted:
     config_id: int
     solver: str
     candidates: int
+    first: str = ""  #: the point of the solver's space to try first
 
 
 def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
     """The jobs that are missing, the most useful first.
 
-    Each task first gets a job of the solver that should win, those on which the model spends most of its time before the
-    others. Then other solvers follow by what the model may gain: its time in the task, times the part of it that they may save.
-    Those that can hardly win are left out.
+    Each task first gets a job of the solver that won for what is the most alike, else of the one that should win. Tasks on
+    which the model spends most of its time come before the others. Then other solvers follow by what the model may gain: its
+    time in the task, times the part of it that they may save. Those that can hardly win are left out.
     """
     total = sum(task.count * task.least for task in tasks)
     found: list[tuple[tuple[int, float], Wanted]] = []
@@ -54,7 +61,8 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
             if solver in task.loaded or (rank > 0 and (gain == 0.0 or small)):
                 continue
             worth = weight if rank == 0 else task.count * gain
-            found.append(((min(rank, 1), -worth), Wanted(task.config_id, solver, 1 if small else candidates)))
+            job = Wanted(task.config_id, solver, 1 if small else candidates, task.won.get(solver, ""))
+            found.append(((min(rank, 1), -worth), job))
     return [job for _, job in sorted(found, key=lambda entry: entry[0])]
 
 

@@ -1,7 +1,8 @@
 """The TVM compile child: candidates and their shared libraries. Imports TVM.
 
 Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which replaces a crashed one
-proposes the same candidates again. A family of kernels gives the first points of its space, whatever the seed.
+proposes the same candidates again. A family of kernels gives the first points of its space, whatever the seed, after the one that
+the job's option `first` names.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _proposals(job: KernelJob) -> tuple[Any, dict[str, Schedule]]:
     problem = problems.of(job)
     if problem is not None:
         module = problem.workload()
-        return module, _by_params(job, module, (problem.candidate(index) for index in range(problem.count(job.count))))
+        indices = problem.indices(job.count, str(job.options.get("first", "")))
+        return module, _by_params(job, module, map(problem.candidate, indices))
     with problems.target_of(job.target):
         module = workloads.make(job.solver, job.config)
     found = [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module)

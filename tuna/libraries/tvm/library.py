@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from pydantic import Field
+
 from tuna.configs import Config
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
@@ -13,6 +15,16 @@ from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import TABLE, applicable
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
+
+
+class TvmJobOptions(CandidateOptions):
+    """Job options of TVM."""
+
+    first: str = Field(
+        "",
+        max_length=1000,
+        description="point of a family's space to try first, as `tuna show` has it; ignored where it is not",
+    )
 
 
 class TvmLibrary(CandidateLibrary):
@@ -28,7 +40,7 @@ class TvmLibrary(CandidateLibrary):
     name = "tvm"
     kinds = ("convolution", "gemm", "task")
     device_kind = Kind.CPU
-    options = CandidateOptions
+    options = TvmJobOptions
     exporters = (TvmDatabaseExporter(),)
     conditions = (
         *CandidateLibrary.conditions,

@@ -18,7 +18,7 @@ from tuna.configs.values import Direction
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm.kernels import arrays, machine, shape
 from tuna.libraries.tvm.kernels.epilogue import NOTHING, Epilogue
-from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of
+from tuna.libraries.tvm.kernels.families import FAMILIES, GEMM, Family, layer_of, text_of
 from tuna.libraries.tvm.kernels.gemm import Product
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.libraries.tvm.kernels.stages import Layer
@@ -45,6 +45,17 @@ class Problem:
         else:
             fits = self.family.applies(self.layer.config, self.layer.mode)
         return min(wanted, len(self.family.space(self.layer))) if fits else 0
+
+    def index_of(self, point: str) -> int | None:
+        """Where the point with this text lies in the space, None where the space does not have it."""
+        texts = [text_of(own) for own in self.family.space(self.layer)] if self.count(1) else []
+        return texts.index(point) if point in texts else None
+
+    def indices(self, wanted: int, first: str = "") -> list[int]:
+        """The candidates to try, at most `wanted`: the point with the text `first`, if there is one, then the best by estimate."""
+        ahead = self.index_of(first) if first else None
+        others = [index for index in range(self.count(wanted)) if index != ahead]
+        return [*([] if ahead is None else [ahead]), *others][:wanted]
 
     def candidate(self, index: int) -> Schedule:
         """The schedule of point `index` of the space, the best by estimate first."""

@@ -76,8 +76,12 @@ class Family:
     def _apply(self, sch: Schedule, layer: Layer | gemm.Product, point: Any) -> None:
         """Apply a point, and leave its parameters in the trace for those who read a record."""
         self.apply(sch, layer, point)
-        text = ", ".join(f"{name} {value}" for name, value in point.to_json().items())
-        sch.annotate(sch.get_sblock("root"), params.OWN, text)
+        sch.annotate(sch.get_sblock("root"), params.OWN, text_of(point))
+
+
+def text_of(point: Any) -> str:
+    """A point of a family's space in one line: what `params.readable` makes of a record of it."""
+    return ", ".join(f"{name} {value}" for name, value in point.to_json().items())
 
 
 def _weight_bytes(family: Family, sizes: shape.ConvShape) -> int:
