@@ -20,7 +20,7 @@ from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries import reference
 from tuna.libraries.kernels import KernelJob
 from tuna.libraries.onednn import OneDnnLibrary, environment
-from tuna.libraries.onednn.solvers import SOLVERS, Layout, allowed, by_solver, family_of
+from tuna.libraries.onednn.solvers import SOLVERS, Layout, allowed, by_solver, family_of, has_exact_int8
 from tuna.sandbox.cores import eval_cpus
 
 NATIVE = {"layouts": "native"}
@@ -211,4 +211,18 @@ def test_the_slow_reference_applies_only_where_nothing_else_does() -> None:
     listed = {Layout.PLAIN: ["ref:any"], Layout.ANY: ["jit:avx2", "jit:sse41", "ref:any"]}
     assert by_solver("convolution", listed) == {"OneDnnJitAny": ["jit:avx2", "jit:sse41"]}
     assert by_solver("convolution", {Layout.PLAIN: ["ref:any"]}) == {"OneDnnRefPlain": ["ref:any"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "with_vnni", "without"),
+    [
+        ("brgconv:avx512_core_vnni", True, False),
+        ("brgconv:avx512_core", False, False),
+        ("jit_uni_int8:avx2", False, False),
+        ("x64:gemm_s8s8s32:jit", True, False),
+        ("ref_int8:any", True, True),
+    ],
+)
+def test_int8_is_left_to_implementations_that_keep_every_bit(name: str, with_vnni: bool, without: bool) -> None:
+    assert (has_exact_int8(name, True), has_exact_int8(name, False)) == (with_vnni, without)
     assert list(allowed("convolution", channels_last=True, native=False)) == [Layout.CHANNELS_LAST]

@@ -10,7 +10,7 @@ from tuna.configs import from_json
 from tuna.libraries.onednn.capi import Dnnl
 from tuna.libraries.onednn.implementations import listed
 from tuna.libraries.onednn.operations import channels_last, operation_of
-from tuna.libraries.onednn.solvers import allowed, by_solver, is_reference
+from tuna.libraries.onednn.solvers import allowed, by_solver, has_exact_int8
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -31,9 +31,11 @@ def solvers_of(library: Dnnl, facts: dict[str, Any], native: bool) -> dict[str, 
     if operation is None:
         return {}
     found = listed(library, operation, allowed(config.kind, channels_last(config), native))
-    if operation.geometry and operation.source.data_type == "int8" and not library.has_vnni:
-        # oneDNN halves the weights there, lest sums of two products overflow 16 bits: section "Nuances of int8 Computations"
-        found = {layout: [name for name in names if is_reference(name)] for layout, names in found.items()}
+    if operation.geometry and operation.source.data_type == "int8":
+        found = {
+            layout: [name for name in names if has_exact_int8(name, library.has_vnni)]
+            for layout, names in found.items()
+        }
     return by_solver(config.kind, found)
 
 

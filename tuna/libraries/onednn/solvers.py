@@ -99,6 +99,16 @@ def is_reference(implementation: str) -> bool:
     return implementation.startswith("ref")
 
 
+def has_exact_int8(implementation: str, has_vnni: bool) -> bool:
+    """Whether a convolution of int8 keeps every bit, on a CPU with or without VNNI.
+
+    Where an implementation does without VNNI, oneDNN halves the weights, lest sums of two products overflow 16 bits: section
+    "Nuances of int8 Computations" of its guide. Such implementations are listed on CPUs with VNNI too, after the others.
+    """
+    without_vnni = re.search(r":(sse41|avx|avx2|avx512_core)$", implementation)
+    return is_reference(implementation) or (has_vnni and not without_vnni)
+
+
 def allowed(kind: str, channels_last: bool, native: bool) -> Collection[Layout]:
     """The layouts that a session's condition `layouts` allows for a layer whose tensors lie channels last, or first."""
     if native:
