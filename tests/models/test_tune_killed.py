@@ -47,9 +47,10 @@ def kill_when(reached: Callable[[], bool]) -> int | None:
 @pytest.mark.usefixtures("home")
 @pytest.mark.timeout(600)
 def test_tuning_goes_on_after_kills_and_measures_nothing_twice(tmp_path: Path) -> None:
-    net, path = Net((1, 8, 6, 6)), tmp_path / "net.onnx"
-    x = net.relu(net.conv(net.relu(net.conv("x", 8, 8, 1)), 8, 16, 1))
-    onnx.save(net.model(net.conv(x, 16, 8, 1, norm=False)), path)
+    net, path = Net((1, 16, 6, 6)), tmp_path / "net.onnx"
+    # Whole vectors of any CPU, so that no two of these become the same task.
+    x = net.relu(net.conv(net.relu(net.conv("x", 16, 16, 1)), 16, 32, 1))
+    onnx.save(net.model(net.conv(x, 32, 16, 1, norm=False)), path)
     api.import_model("net", path)
     for number in range(_KILLS):
         before = measured()
