@@ -54,6 +54,11 @@ def is_outage(error: BaseException) -> bool:
     return away and not isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
 
 
+def is_passing(error: BaseException) -> bool:
+    """True if the same command may succeed later: Redis is unreachable, or full until a coordinator drains it."""
+    return is_outage(error) or is_full(error)
+
+
 @contextlib.contextmanager
 def skip_if_full() -> Iterator[None]:
     """Log and skip the rest of the block if Redis is full; other errors are raised."""

@@ -93,6 +93,16 @@ def test_a_candidate_that_can_no_longer_be_built_is_not_measured(bench: Bench) -
     assert [candidate.index for candidate in bench.claim("measure").candidates] == [1]
 
 
+def test_a_job_that_loses_its_artifacts_each_time_comes_to_an_end(bench: Bench) -> None:
+    """To build them again succeeded, and that forgave the loss."""
+    for lost in range(3):
+        bench.built()
+        item = bench.claim("measure")
+        assert item.attempt == 2 * lost + 2
+        bench.answer(item, cause=Cause.ARTIFACT_LOST)
+    assert states(bench.engine) == {"errored": 1}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [

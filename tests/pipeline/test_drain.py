@@ -183,7 +183,7 @@ def test_the_line_that_reproduces_a_lost_worker_has_the_sessions_target(engine: 
             NoopLibrary, "environment", lambda self: Environment("noop", "1", "none", 0, "noop-1", target="gfx90a 104")
         )
         session_id = make_jobs(engine, 1)
-        patch.setattr("tuna.pipeline.scope.get_library", lambda _: Aimed())
+        patch.setattr("tuna.pipeline.scope.find_library", lambda _: Aimed())
         _release(engine, _claim(engine, session_id), worker_lost=True)
     with reading(engine) as connection:
         assert connection.execute(sa.select(StepResult.reproduce)).scalar_one() == "--target 'gfx90a 104'"

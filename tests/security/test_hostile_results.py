@@ -13,10 +13,10 @@ from jobs_builder import make_jobs, states
 
 from tuna.artifacts import Artifacts
 from tuna.db.engine import reading, writing
-from tuna.db.models import FindDb, Job, StepResult, Trial
+from tuna.db.models import DeadLetter, FindDb, Job, StepResult, Trial
 from tuna.libraries.items import WIRE_VERSION
 from tuna.libraries.registry import get_library
-from tuna.pipeline import claim, results
+from tuna.pipeline import claim, dead_letters, results
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.results import ResultStream
@@ -139,9 +139,12 @@ def test_what_is_no_report_is_dropped_and_the_reports_around_it_count(
     redis_client.xadd("results", {"r": _report(chunk, rest)})
     drain.once()
     assert states(engine) == {"evaluated": len(chunk.items)}
-    assert drain.counts.unreadable == len(
-        hostile
-    )  # the last report can be read, though none of its results; one has no text
+    assert drain.counts.unreadable == len(hostile) + 1  # the last one can be read, though none of its results
+    with reading(engine) as connection:
+        bodies = list(connection.execute(sa.select(DeadLetter.body).order_by(DeadLetter.id)).scalars())
+    sent = [text.encode() if isinstance(text, str) else text for text in hostile]
+    assert bodies[: len(hostile)] == [text[: dead_letters.KEPT_BYTES] for text in sent]
+    assert bodies[-1] == b"{b'something': b'else'}"
     assert drain.counts.causes == {}
 
 

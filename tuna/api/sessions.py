@@ -146,6 +146,14 @@ def status(session_id: int | None = None) -> list[Overview]:
     return list(found)
 
 
+def undrained_reports() -> int:
+    """The number of reports of workers that are malformed or that the database refused; they are in `dead_letter`."""
+    from tuna.db import overview
+    from tuna.db.database import open_database
+
+    return overview.undrained(open_database())
+
+
 def watcher(session_id: int | None = None) -> Watcher:
     """Watcher of all sessions or one, to be polled with `look()`: rates, ETA, efficiency, workers."""
     from tuna.db.database import open_database

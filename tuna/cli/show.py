@@ -212,7 +212,10 @@ def _verdict(finding: Finding) -> str:
 
 
 def _marked(session: Overview) -> str:
-    marks = (["simulated"] if session.simulated else []) + ([f"{session.noisy} noisy"] if session.noisy else [])
+    marks = ["simulated"] if session.simulated else []
+    marks += [
+        f"{number} {name}" for number, name in ((session.noisy, "noisy"), (session.undrained, "undrained")) if number
+    ]
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
 

@@ -13,6 +13,7 @@ from tuna.cli import options, show
 from tuna.cli.console import print_json
 from tuna.cli.winners import print_winners
 from tuna.errors import BadInput
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.db.overview import Overview
@@ -37,6 +38,11 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         print_json([_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
+    if letters := api.undrained_reports():
+        reports = counted(letters, "report of a worker", "reports of workers")
+        click.echo(
+            f"{reports} could not be drained: see the table dead_letter (docs/operations.md, Failures)", err=True
+        )
 
 
 @click.command()
@@ -57,6 +63,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "simulated": session.simulated,
         "noisy": session.noisy,
+        "undrained": session.undrained,
         "failures": [asdict(failure) for failure in session.failures],
     }
 

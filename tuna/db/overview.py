@@ -21,6 +21,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
 _job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged")
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
+_letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
 _session = _table("session", "id", "reason", "environment_id")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
@@ -48,6 +49,7 @@ class Overview:
     failures: tuple[Failure, ...]  #: most attempts first
     simulated: bool = False  #: a stand-in timed some of its results
     noisy: int = 0  #: results that were measured on a device that was not quiet
+    undrained: int = 0  #: reports that wait for a coordinator which has the library
 
     @property
     def in_flight(self) -> int:
@@ -106,6 +108,21 @@ NOISY = (
 )
 
 
+#: Served by ix_dead_letter_library_session_id.
+UNDRAINED = (
+    sa.select(_letter.c.session_id, sa.func.count())
+    .where(_letter.c.library != "")
+    .group_by(_letter.c.library, _letter.c.session_id)
+)
+
+
+def undrained(engine: sa.Engine) -> int:
+    """The number of reports that cannot be drained at all: malformed, or refused by the database."""
+    with reading(engine) as connection:
+        query = sa.select(sa.func.count()).select_from(_letter).where(_letter.c.library == "")
+        return connection.execute(query).scalar_one()
+
+
 def counts_statement(dialect: str) -> sa.Executable:
     """The query for the number of jobs by session, step and state."""
     return _COUNTS if dialect == "sqlite" else _COUNTS_MYSQL
@@ -122,6 +139,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
         rows = connection.execute(sessions).all()
         simulated = set(connection.execute(SIMULATED).scalars())
         noisy = {row[0]: row[1] for row in connection.execute(NOISY)}
+        undrained_of = {row[0]: row[1] for row in connection.execute(UNDRAINED)}
         failures = pending.result()
     return [
         Overview(
@@ -134,6 +152,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             failures=tuple(failures.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
+            undrained=undrained_of.get(row.id, 0),
         )
         for row in rows
     ]

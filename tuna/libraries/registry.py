@@ -8,10 +8,14 @@ from __future__ import annotations
 import functools
 from importlib.metadata import EntryPoint, entry_points
 
+import structlog
+
 from tuna.errors import LibraryMissing, NotFound
 from tuna.libraries.base import Library
 from tuna.sentences import choices
 from tuna.settings import get_settings
+
+log = structlog.get_logger(__name__)
 
 GROUP = "tuna.libraries"
 SIMULATED_GROUP = "tuna.libraries.simulated"
@@ -37,6 +41,16 @@ def get_library(name: str) -> Library:
     except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
         raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
     return library
+
+
+@functools.cache
+def find_library(name: str) -> Library | None:
+    """The library, or None if it cannot be used here, which is logged once: other processes may have it."""
+    try:
+        return get_library(name)
+    except (NotFound, LibraryMissing) as error:
+        log.warning("library missing: its results wait for a coordinator that has it", library=name, fault=str(error))
+        return None
 
 
 def _points() -> dict[str, EntryPoint]:

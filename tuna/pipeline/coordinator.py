@@ -22,19 +22,17 @@ import sqlalchemy as sa
 import stamina
 import structlog
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from tuna import redis_client
 from tuna.artifacts import Artifacts, store_url
 from tuna.db import sessions
-from tuna.db.engine import is_outage, reading, retrying, writing
+from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.errors import StoreUnavailable
 from tuna.libraries.base import Environment, Library, Step
 from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import bodies, finals, needed_artifacts, reaper
+from tuna.pipeline import bodies, finals, needed_artifacts, reaper, server_errors
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -75,12 +73,6 @@ def is_nearly_full(client: redis.Redis) -> bool:
     """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
     memory = client.info("memory")
     return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
-
-
-def _is_transient(error: Exception) -> bool:
-    """Whether a retry may succeed: a server is unreachable, or Redis is so full of results that it only permits draining."""
-    away = (redis.ConnectionError, OperationalError, ConnectionError, StoreUnavailable)
-    return isinstance(error, away) or redis_client.is_outage(error) or is_outage(error) or redis_client.is_full(error)
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,9 @@ class Coordinator:
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
                 stack.callback(setattr, self, "_drainer", None)
             while going:
-                for attempt in stamina.retry_context(_is_transient, attempts=None, timeout=_OUTAGE_S, wait_max=2.0):
+                for attempt in stamina.retry_context(
+                    server_errors.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+                ):
                     with attempt:
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self._patient_until = time.monotonic() + self._settings.lease_s / 2
@@ -266,12 +260,15 @@ class Coordinator:
             self._kept_at = time.monotonic()
             needed_artifacts.keep(self._engine, self._artifacts)
         self.drain.take_over()
+        self.drain.take_letters()
         expired = self._leases.expired() if time.monotonic() >= self._patient_until else []
         untaken = self._to_sweep()  # read before SQL, where a chunk is written first
         with reading(self._engine) as connection:
             steps = [step.name for step in self._work.library.every_step]
             old = reaper.orphans(connection, self._work.session_id, steps, utc_now() - timedelta(seconds=GRACE_S))
             unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
+            others = reaper.of_missing_libraries(connection, expired)
+        expired = [chunk for chunk in expired if chunk not in others]
         gone = set(self._leases.missing(list(old))) | unwanted
         unsent = self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
         if not expired and not gone and not unsent:
@@ -325,3 +322,4 @@ class Coordinator:
         while not self._stream.drained_up_to(last) and time.monotonic() < deadline:
             if not self.drain.once() and not self.drain.take_over():
                 time.sleep(0.05)
+        self.drain.take_letters()

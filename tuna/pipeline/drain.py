@@ -6,35 +6,35 @@ to redelivery of the entries; a result whose attempt is no longer the job's curr
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 import structlog
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from tuna.artifacts import Artifacts
 from tuna.db import models
-from tuna.db.engine import retrying, writing
+from tuna.db.engine import reading, retrying, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
 from tuna.db.types import from_epoch, utc_now
 from tuna.libraries.base import FINALS, Library
-from tuna.libraries.items import StepResult, Trial, tail
-from tuna.pipeline import finals, needed_artifacts
+from tuna.libraries.items import StepResult, tail
+from tuna.pipeline import dead_letters, finals, needed_artifacts, server_errors
 from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.failures import NextState, after_failure
-from tuna.pipeline.job_rows import JobRow
+from tuna.pipeline.dead_letters import Letter
+from tuna.pipeline.failures import NextState, after_failure, losses_of
+from tuna.pipeline.job_rows import AttemptedRow, JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
+from tuna.pipeline.server_errors import ErrorKind
 from tuna.pipeline.states import check, done, is_open, running, waiting
-from tuna.pipeline.trials import reject_trials, write_trials
+from tuna.pipeline.trials import reject_trials, sane, write_trials
 from tuna.pipeline.winners import Winners, best
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
@@ -83,8 +83,6 @@ _MOVE = (
     )
 )
 _MOVE_FREE = _MOVE.values(isolate=False)
-#: Errors caused by a row's values rather than by the connection.
-_REFUSED = (DataError, IntegrityError)
 
 
 @dataclass
@@ -107,6 +105,13 @@ class _Outcome(NamedTuple):
     cause: Cause | None
     after: NextState
 
+    def after_losses(self, losses: Mapping[int, AttemptedRow]) -> _Outcome:
+        """The same, with the failures kept of a job that lost an artifact and goes on: see `losses_of`."""
+        job = losses.get(self.result.job_id)
+        if job is None or self.cause is not None or self.after.step == job.step:
+            return self
+        return self._replace(after=self.after._replace(failures=job.failures, uncharged=job.uncharged))
+
 
 class Drain:
     """Moves results of all sessions of the database into SQL."""
@@ -124,6 +129,7 @@ class Drain:
         self._stream = stream
         self._libraries: dict[int, Library] = {}  # by session
         self._artifacts = artifacts
+        self._missing: dict[int, str] = {}  # names of libraries that are not installed here, by session
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
         self._is_alone = is_alone
@@ -157,30 +163,48 @@ class Drain:
         """Write the entries in one transaction, then acknowledge them."""
         if not entries:
             return
-        for entry in entries:
-            if entry.report is None:
-                self.counts.unreadable += 1
-                log.error("invalid report dropped", entry=entry.id, fault=entry.fault)
+        letters = [Letter(entry.fault, entry.body) for entry in entries if entry.fault]
+        if letters:
+            self.counts.unreadable += len(letters)
+            log.error("invalid reports became dead letters", number=len(letters), fault=letters[0].fault)
         reports = [entry.report for entry in entries if entry.report is not None]
-        self._store(reports)
+        self._store(reports, letters)
         self._stream.acknowledge(entries)
 
-    def _store(self, reports: Sequence[Report]) -> None:
+    def take_letters(self) -> int:
+        """Drain reports that waited in SQL for a library which is installed here; returns their number."""
+        with reading(self._engine) as connection:
+            found = dead_letters.for_installed_libraries(connection, _READ_ENTRIES)
+        if found:
+            self._store(list(found.values()))
+            # Like entries of the stream: after a crash before this they are drained again, and refused.
+            with writing(self._engine) as connection:
+                dead_letters.delete(connection, found)
+        return len(found)
+
+    def _store(self, reports: Sequence[Report], letters: Sequence[Letter] = ()) -> None:
         """Write them in one transaction. A result that the database rejects must not block the others."""
         try:
-            self._commit(reports)
-        except _REFUSED as error:
-            parts = reports if len(reports) > 1 else _parts(reports[0])
+            self._commit(reports, letters)
+        except Exception as error:
+            if server_errors.kind(error) is not ErrorKind.REFUSED:
+                raise
+            if letters:
+                self._commit((), letters)
+            parts = reports if len(reports) > 1 else reports[0].parts()
             if len(parts) == 1:
-                self._commit([_failure(reports[0], error)])
+                text = f"the database refused the result: {server_errors.words(error)}"
+                log.error("result rejected by the database", worker=reports[0].worker, fault=text)
+                self._commit([reports[0].failed(text)], [Letter(text, reports[0].to_json())])
                 return
             for part in parts:
                 self._store([part])
 
-    def _commit(self, reports: Sequence[Report]) -> None:
+    def _commit(self, reports: Sequence[Report], letters: Sequence[Letter]) -> None:
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 counts = self._write_reports(connection, reports)
+                dead_letters.keep(connection, letters)
         self.counts.accepted += counts.accepted
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
@@ -217,15 +241,20 @@ class Drain:
         ids = sorted({result.job_id for result, _ in results})
         found = cast("Sequence[JobRow]", connection.execute(_JOBS, {"ids": ids}).all())
         jobs, now = {row.id: row for row in found}, utc_now()
-        unknown = {job.session_id for job in jobs.values()} - self._libraries.keys()
-        self._libraries |= libraries_of(connection, unknown) if unknown else {}
+        self._learn(connection, {job.session_id for job in jobs.values()})
         accepted: dict[int, _Outcome] = {}
+        others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)  # of libraries that are not here
         for result, report in results:
             job = jobs.get(result.job_id)
             if job is None or job.chunk != report.chunk or not _is_current(job, result) or job.id in accepted:
                 counts.refused += 1
                 continue
-            accepted[job.id] = self._outcome(job, _sane(result), report, now)
+            if job.session_id in self._missing:
+                others[report.chunk, job.session_id].append(result)
+                continue
+            accepted[job.id] = self._outcome(job, sane(result), report, now)
+        if others:
+            dead_letters.keep(connection, self._for_others(others, {report.chunk: report for _, report in results}))
         outcomes = list(accepted.values())
         finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
         write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
@@ -233,7 +262,8 @@ class Drain:
         for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
             reject_trials(connection, failure)
-        outcomes = list(accepted.values())
+        losses = losses_of(connection, jobs.values())
+        outcomes = [outcome.after_losses(losses) for outcome in accepted.values()] if losses else [*accepted.values()]
         ended = [job for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes) if self._ends(job, after)]
         counts.configs |= {(job.session_id, job.config_id) for job in ended if self._libraries[job.session_id].finals}
         _write_step_results(connection, outcomes)
@@ -245,7 +275,37 @@ class Drain:
         counts.accepted += len(outcomes)
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
+    def _learn(self, connection: sa.Connection, session_ids: set[int]) -> None:
+        """Find the libraries of sessions."""
+        unknown = session_ids - self._libraries.keys() - self._missing.keys()
+        for session_id, library in (libraries_of(connection, unknown) if unknown else {}).items():
+            if isinstance(library, str):
+                self._missing[session_id] = library
+            else:
+                self._libraries[session_id] = library
+
+    def _for_others(
+        self, results: Mapping[tuple[str, int], list[StepResult]], reports: Mapping[str, Report]
+    ) -> Iterator[Letter]:
+        for (chunk, session_id), mine in results.items():
+            library = self._missing[session_id]
+            fault = f"the library {library} is not installed where this was drained"
+            rest = reports[chunk].model_copy(update={"kind": ReportKind.RESULTS, "results": tuple(mine)})
+            yield Letter(fault, rest.to_json(), library, session_id)
+
     def _outcome(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
+        try:
+            return self._decide(job, result, report, now)
+        except Exception as error:  # a plug-in's own code: the jobs of others must go on
+            if server_errors.kind(error) is not ErrorKind.BUG:
+                raise
+            text = f"the library's own code failed after this step: {type(error).__name__}: {error}"
+            log.error("library failed to say what follows a result", job=job.id, fault=text)
+            failure = result.model_copy(update={"ok": False, "cause": Cause.INFRA, "output_tail": text})
+            state = NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged)
+            return _Outcome(failure, report, Cause.INFRA, state)
+
+    def _decide(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
         library = self._libraries[job.session_id]
         if not result.ok:
             cause = result.cause or Cause.INFRA
@@ -268,54 +328,19 @@ class Drain:
         return _Outcome(result, report, None, NextState(state, following))
 
     def _ends(self, job: JobRow, after: NextState) -> bool:
-        return not is_open(after.state, self._libraries[job.session_id].step(after.step).resource)
+        return after.state is State.ERRORED or not is_open(
+            after.state, self._libraries[job.session_id].step(after.step).resource
+        )
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
+        if not outcome.result.ok or outcome.result.step == FINALS:
+            return False
         on_device = self._libraries[job.session_id].step(outcome.result.step).resource is Resource.DEVICE
-        measured = outcome.result.ok and on_device and outcome.result.step != FINALS
-        return measured and best(outcome.result) is not None
-
-
-def _parts(report: Report) -> list[Report]:
-    """The report split into reports of one result each."""
-    if len(report.results) < 2:
-        return [report]
-    single = [report.model_copy(update={"kind": ReportKind.RESULTS, "results": (r,)}) for r in report.results]
-    return [*single, report.model_copy(update={"results": ()})]
-
-
-def _failure(report: Report, error: DBAPIError) -> Report:
-    """The report with a failure instead of its result."""
-    text = f"the database refused the result: {str(error.orig)[:1000]}"
-    log.error("result rejected by the database", worker=report.worker, fault=text)
-    facts = {"ok": False, "cause": Cause.INFRA, "output_tail": text}
-    results = (StepResult(job_id=r.job_id, attempt=r.attempt, step=r.step, **facts) for r in report.results)
-    return report.model_copy(update={"results": tuple(results)})
+        return on_device and best(outcome.result) is not None
 
 
 def _is_current(job: JobRow, result: StepResult) -> bool:
     return job.attempt == result.attempt and job.step == result.step and State(job.state) in IN_FLIGHT
-
-
-def _sane(result: StepResult) -> StepResult:
-    """The result with every impossible time (zero, negative, NaN, infinite) turned into a failed trial."""
-    if all(trial.time_ms is None or _possible(trial) for trial in result.trials):
-        return result
-    trials = tuple(trial if trial.time_ms is None or _possible(trial) else _failed(trial) for trial in result.trials)
-    good = any(trial.cause is None for trial in trials)
-    update: dict[str, Any] = {"trials": trials, "ok": result.ok and good}
-    if result.ok and not good:
-        update |= {"cause": Cause.RUN_ERROR, "output_tail": "no candidate has a possible time"}
-    return result.model_copy(update=update)
-
-
-def _possible(trial: Trial) -> bool:
-    return all(math.isfinite(t) and t > 0 for t in (trial.time_ms or 0.0, *trial.times_ms))
-
-
-def _failed(trial: Trial) -> Trial:
-    text = f"impossible time: {trial.time_ms} ms"
-    return trial.model_copy(update={"cause": Cause.RUN_ERROR, "time_ms": None, "times_ms": (), "output_tail": text})
 
 
 def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome]) -> None:

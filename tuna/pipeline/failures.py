@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import sqlalchemy as sa
+
 from tuna.db.jobs import step_names
+from tuna.db.models import StepResult
 from tuna.libraries.base import Library
 from tuna.libraries.retries import Again
-from tuna.pipeline.job_rows import AttemptedRow
+from tuna.pipeline.job_rows import AttemptedRow, JobRow
 from tuna.pipeline.states import waiting
 from tuna.vocabulary import Cause, State
 
@@ -66,3 +69,17 @@ def after_failure(
         now + timedelta(seconds=wait_s) if wait_s else None,
         place if policy.again is Again.ELSEWHERE and place else None,
     )
+
+
+def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, JobRow]:
+    """Those of `jobs`, by id, that failed since they were loaded or retried, and ever because an artifact was lost.
+
+    Their failures count until they end: to build a lost artifact again succeeds each time, so that a job which loses it
+    each time would never end.
+    """
+    failed = {job.id: job for job in jobs if job.failures or job.uncharged}
+    if not failed:
+        return {}
+    lost = StepResult.cause == Cause.ARTIFACT_LOST.value
+    query = sa.select(StepResult.job_id).where(lost, StepResult.job_id.in_(failed)).distinct()
+    return {job_id: failed[job_id] for job_id in connection.execute(query).scalars()}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
+from tuna.vocabulary import Cause
 
 
 def _understood(version: int) -> int:
@@ -53,6 +54,23 @@ class Report(_Message):
     place: Annotated[str, Field(max_length=255)] = ""  #: its machine and device, which may be at fault for a failure
     results: tuple[StepResult, ...] = Field(default=())
     reason: str = ""  #: why a chunk was returned
+
+    def to_json(self) -> bytes:
+        """Its wire format."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
+    def parts(self) -> list[Report]:
+        """The report split into reports of one result each."""
+        if len(self.results) < 2:
+            return [self]
+        single = [self.model_copy(update={"kind": ReportKind.RESULTS, "results": (one,)}) for one in self.results]
+        return [*single, self.model_copy(update={"results": ()})]
+
+    def failed(self, text: str) -> Report:
+        """The report with failures, for the reason `text`, instead of its results."""
+        facts = {"ok": False, "cause": Cause.INFRA, "output_tail": text}
+        results = (StepResult(job_id=r.job_id, attempt=r.attempt, step=r.step, **facts) for r in self.results)
+        return self.model_copy(update={"results": tuple(results)})
 
 
 def summary(chunk: Chunk) -> str:

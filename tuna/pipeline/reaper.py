@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.models import Job
+from tuna.pipeline.scope import libraries_of
 from tuna.vocabulary import IN_FLIGHT
 
 #: Index ix_job_claim by session, step and state: only jobs in flight are touched, whatever the size of the session.
@@ -28,6 +29,16 @@ def orphans(connection: sa.Connection, session_id: int, steps: Sequence[str], be
     """Chunks that SQL holds to be in flight, in one of `steps`, since `before` or longer; the step of each."""
     found = connection.execute(ORPHANS, {"session": session_id, "steps": list(steps), "before": before})
     return {row.chunk: row.step for row in found if row.chunk is not None}
+
+
+def of_missing_libraries(connection: sa.Connection, chunks: Sequence[str]) -> set[str]:
+    """Those of `chunks` whose session's library is not installed here: another coordinator's to reclaim."""
+    found: set[str] = set()
+    for part in parts(chunks):
+        rows = connection.execute(sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()).all()
+        libraries = libraries_of(connection, {row.session_id for row in rows})
+        found |= {str(row.chunk) for row in rows if isinstance(libraries[row.session_id], str)}
+    return found
 
 
 def wanted(connection: sa.Connection, chunks: Iterable[str]) -> set[str]:

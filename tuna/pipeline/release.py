@@ -14,7 +14,7 @@ from tuna.db.types import utc_now
 from tuna.pipeline.failures import after_failure
 from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import scopes_of
-from tuna.pipeline.states import check, waiting
+from tuna.pipeline.states import check, resource_in, waiting
 from tuna.pipeline.work_items import work_items
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
@@ -44,7 +44,8 @@ def release(
 
     When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; all of
     them are isolated in chunks of one from now on, so that a job which kills its worker is identified and errored.
-    When their message was lost, all of them have failed, uncharged, of which the first one tells.
+    When their message was lost, all of them have failed, uncharged, of which the first one tells. Failed jobs whose library
+    is not installed here stay as they are.
     """
     cause = Cause.WORKER_LOST if worker_lost else Cause.INFRA if message_lost else None
     released = 0
@@ -56,19 +57,21 @@ def release(
             .with_for_update()
         ).all()
         rows = cast("Sequence[LeasedRow]", found)
+        if cause:
+            scopes = scopes_of(connection, {row.session_id for row in rows})
+            rows = [row for row in rows if row.session_id in scopes]
         released += len(rows)
         seen: set[str | None] = set()
-        scopes = scopes_of(connection, {row.session_id for row in rows})
         now = utc_now()
         for row in rows:
-            scope = scopes[row.session_id]
-            library = scope.library
             first = row.chunk not in seen
             seen.add(row.chunk)
             values: dict[str, Any] = {"chunk": None, "leased_at": None, "updated_at": now}
             if worker_lost:
                 values |= {"isolate": True}
             if cause and (first or message_lost):
+                scope = scopes[row.session_id]
+                library = scope.library
                 after = after_failure(
                     row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
                 )
@@ -79,7 +82,7 @@ def release(
                     item = work_items(connection, scope, library.step(row.step), [row])[0]
                     connection.execute(sa.insert(StepResult).values(_lost(row, cause, library.reproduce(item))))
             else:
-                new = waiting(row.step, step_names(row.steps), library.step(row.step).resource)
+                new = waiting(row.step, step_names(row.steps), resource_in(State(row.state)))
             values |= {"state": check(State(row.state), new).value}
             connection.execute(sa.update(Job).where(Job.id == row.id).values(values))
     return released

@@ -32,11 +32,13 @@ MAX_REPORT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; `report` is None when it cannot be understood, and `fault` says why."""
+    """One entry; `report` is None, or without some results, when it cannot be understood. `fault` then says why, and `body`
+    has its bytes."""
 
     id: str
     report: Report | None
     fault: str = ""
+    body: bytes = b""
 
 
 class ResultStream:
@@ -111,13 +113,15 @@ def _entries(pairs: list[Any]) -> list[Entry]:
 
 
 def _entry(entry_id: str, fields: Any) -> Entry:
-    text = fields.get(b"r", fields.get("r", b""))
+    text = fields.get(b"r")
+    if text is None:
+        return Entry(entry_id, None, "it has no field r", repr(fields).encode())
     if len(text) > MAX_REPORT_BYTES:
-        return Entry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes")
+        return Entry(entry_id, None, f"it is longer than {MAX_REPORT_BYTES} bytes", text)
     try:
         return Entry(entry_id, Report.model_validate_json(text))
     except ValidationError as error:
-        return Entry(entry_id, _mended(text), _words(error))
+        return Entry(entry_id, _mended(text), _words(error), text)
 
 
 def _mended(text: Any) -> Report | None:

@@ -53,11 +53,6 @@ class LeaseLost(Exception):
     """The lease has passed to another worker, or Redis was wiped: results of this worker no longer count."""
 
 
-def _is_transient(error: Exception) -> bool:
-    """Whether a retry may succeed; not after an authentication error, for the worker was revoked."""
-    return redis_client.is_outage(error) or redis_client.is_full(error)
-
-
 class _Heartbeat:
     """Renews a lease from a background thread until it is lost or the chunk is done."""
 
@@ -246,7 +241,7 @@ class Runner:
             if found:
                 raise Unfit(found)
 
-    @stamina.retry(on=_is_transient, attempts=None, timeout=60.0, wait_max=2.0)
+    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=60.0, wait_max=2.0)
     def _send(
         self,
         send: Callable[[str, str, str], bool],

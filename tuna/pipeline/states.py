@@ -60,6 +60,11 @@ def running(state: State) -> State:
     return _RUNNING[state]
 
 
+def resource_in(state: State) -> Resource:
+    """The resource that a job in flight is on, or waits for."""
+    return Resource.CPU if state in (State.COMPILE_QUEUED, State.COMPILING) else Resource.DEVICE
+
+
 def waiting(step: str, steps: tuple[str, ...], resource: Resource) -> State:
     """The state of a job that waits for `step`: `new` before its first step, `compiled` for a later device step."""
     if steps.index(step) == 0:

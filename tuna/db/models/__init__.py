@@ -14,6 +14,7 @@ from tuna.db.models.configs import (
 )
 from tuna.db.models.results import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel, Kernel
 from tuna.db.models.work import (
+    DeadLetter,
     Device,
     Environment,
     Installation,
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "ConfigTag",
     "ConvConfig",
+    "DeadLetter",
     "Device",
     "Environment",
     "FindDb",

@@ -10,7 +10,7 @@ from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tuna.db.models.base import Base, library_column, table, text
-from tuna.db.types import BigId, LongText, utc_now
+from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
 class Installation(Base):
@@ -125,6 +125,19 @@ class StepResult(Base):
     busy_s: Mapped[float]
     drift: Mapped[float | None]  #: change of the device's speed meanwhile, as a part of it
     __table_args__ = table(UniqueConstraint("job_id", "step", "attempt"), Index(None, "cause", "job_id"))
+
+
+class DeadLetter(Base):
+    """A report that could not be drained, with its bytes and the reason."""
+
+    __tablename__ = "dead_letter"
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    library: Mapped[str] = library_column()  #: waits for a coordinator that has it; empty: it cannot be drained at all
+    session_id: Mapped[int | None] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), index=True)
+    fault: Mapped[str] = mapped_column(LongText)
+    body: Mapped[bytes] = mapped_column(LongBlob)  #: a report's JSON, or whatever was in its place
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(Index(None, "library", "session_id"))
 
 
 class Trial(Base):
