@@ -40,6 +40,7 @@ class Files(Protocol):
     """A back-end: named bytes, written atomically."""
 
     expires: bool  #: True if files expire, so that writing one again renews it
+    is_remote: bool  #: False if reading one is reading a file of this machine
 
     def read(self, name: str) -> bytes:
         """The bytes; raises FileNotFoundError if missing or above MAX_BYTES, StoreUnavailable if the store does not answer."""
@@ -52,9 +53,6 @@ class Files(Protocol):
 
     def check(self) -> None:
         """Raise StoreUnavailable unless the store was prepared: a directory may not be mounted on every machine."""
-
-    def local(self, name: str) -> str | None:
-        """The path of a file on this machine; None for remote stores."""
 
     def release(self, names: Sequence[str]) -> None:
         """Let these files expire early; does nothing in a store without expiry."""
@@ -77,7 +75,7 @@ class UrlFiles:
             reason = str(error).replace(url, shown)
             raise ServiceError(f"The artifact store {shown} cannot be used: {reason}") from None
         self._root: str = root.rstrip("/")
-        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self.is_remote = not isinstance(self._fs, LocalFileSystem)
 
     def read(self, name: str) -> bytes:
         """The bytes; raises FileNotFoundError if missing or above MAX_BYTES."""
@@ -134,10 +132,6 @@ class UrlFiles:
             reason = getattr(error, "strerror", None) or str(error)
             raise StoreUnavailable(f"The artifact store {self._root} cannot be {done}: {reason}.") from error
 
-    def local(self, name: str) -> str | None:
-        """The path, if the store is a directory of this machine."""
-        return self._place(name) if self._is_local else None
-
     def release(self, names: Sequence[str]) -> None:
         """Files do not expire."""
 
@@ -171,6 +165,7 @@ class RedisFiles:
     """Files in a Redis that all members reach: bounded, with expiry and backpressure."""
 
     expires = True
+    is_remote = True
 
     def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = _FULL_TIMEOUT_S) -> None:
         """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
@@ -208,10 +203,6 @@ class RedisFiles:
 
     def check(self) -> None:
         """Nothing to check: a worker that has work has reached the one Redis."""
-
-    def local(self, name: str) -> str | None:
-        """Redis has no paths."""
-        return None
 
     def release(self, names: Sequence[str]) -> None:
         """Shorten their expiry; not deleted, because a result that is not yet drained may name them again."""

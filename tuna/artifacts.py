@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 from tuna import redis_client
+from tuna.artifact_cache import ArtifactCache
 from tuna.artifact_files import MAX_BYTES as MAX_BYTES
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
@@ -27,25 +27,34 @@ class Artifacts:
     A signature is the HMAC-SHA256 of digest and bytes, in hex, in a file `<digest>.<key id>` beside the bytes.
     """
 
-    def __init__(self, files: Files | str, cache: Path, key: bytes = b"") -> None:
-        """`files` may be an fsspec URL; `cache` holds copies of artifacts that are needed by path, for remote stores."""
+    def __init__(self, files: Files | str, cache: Path, key: bytes = b"", cache_bytes: int = 0) -> None:
+        """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a folder of this machine.
+
+        `cache_bytes`: its bound, of all keys together; 0: no copies are kept.
+        """
         self._files = UrlFiles(files) if isinstance(files, str) else files
-        self._cache = cache
         self._key = key
-        self._suffix = "." + hashlib.sha256(key).hexdigest()[:8]
+        key_id = hashlib.sha256(key).hexdigest()[:8]
+        self._suffix = f".{key_id}"
+        # By key, since a signature is verified only before bytes are copied.
+        self._cache = ArtifactCache(cache / key_id, cache_bytes if self._files.is_remote else 0)
 
     @classmethod
-    def from_settings(cls, settings: Settings, namespace: str = "", key: str = "") -> Artifacts:
+    def from_settings(
+        cls, settings: Settings, namespace: str = "", key: str = "", *, cached: bool = False
+    ) -> Artifacts:
         """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
 
         `key` (hex) is the signing key; TUNA_ARTIFACTS_KEY overrides it. Without a key nothing is signed or verified.
+        `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
         """
         signing_key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
         url = store_url(settings)
         files = url or RedisFiles(
             redis_client.retrying_client(_redis_of(settings)), namespace, settings.artifacts_mib << 20
         )
-        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(signing_key))
+        bound_bytes = settings.cache_mib << 20 if cached else 0
+        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(signing_key), bound_bytes)
 
     def put(self, data: bytes) -> str:
         """Store `data` atomically; returns its SHA-256 (hex)."""
@@ -58,7 +67,7 @@ class Artifacts:
         """Write some bytes, also where they are there already, and read them again; raises StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()
         self._write(digest, data)
-        same = self.get(digest) == data
+        same = self._read(digest) == data
         self.release([digest])
         return same
 
@@ -69,7 +78,7 @@ class Artifacts:
 
     def _is_good(self, digest: str) -> bool:
         try:
-            self.get(digest)
+            self._read(digest)
         except KeyError:
             return False
         return True
@@ -77,6 +86,14 @@ class Artifacts:
     def get(self, digest: str) -> bytes:
         """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
         _check(digest)
+        data = self._cache.get(digest)
+        if data is None:
+            data = self._read(digest)
+            self._cache.put(digest, data)
+        return data
+
+    def _read(self, digest: str) -> bytes:
+        """The bytes in the store, verified."""
         try:
             data = self._files.read(digest)
         except FileNotFoundError:
@@ -91,20 +108,6 @@ class Artifacts:
             if not hmac.compare_digest(signature, self._signature(digest, data)):
                 raise ArtifactRefused(digest)
         return data
-
-    def path(self, digest: str) -> Path:
-        """A local file with the verified bytes of `digest`; raises what `get` does."""
-        data = self.get(digest)
-        place = self._files.local(digest)
-        if place is not None:
-            return Path(place)
-        target = self._cache / digest
-        if not target.exists() or target.read_bytes() != data:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_suffix(f".{uuid.uuid4().hex}.tmp")
-            temporary.write_bytes(data)
-            temporary.replace(target)
-        return target
 
     def prepare(self) -> None:
         """Mark the store for `check`; a coordinator does so before it publishes work."""

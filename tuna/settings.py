@@ -93,6 +93,12 @@ class Settings(BaseSettings):
     artifacts_mib: int = Field(
         1024, ge=1, description="memory limit of artifacts in Redis; at the limit compile workers wait"
     )
+    cache_mib: int = Field(
+        1024,
+        ge=0,
+        description="limit of the copies of artifacts that workers keep in TUNA_HOME; the least recently used are deleted "
+        "first; 0: none; a store in a folder of this machine needs none",
+    )
     artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
         None, description="artifact signing key in hex; default: the installation's, which members get on joining"
     )

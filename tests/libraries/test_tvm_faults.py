@@ -86,10 +86,10 @@ def test_an_item_whose_candidates_are_all_bad_fails_with_their_cause(bench: Benc
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench, damage: str) -> None:
+def test_an_artifact_that_is_lost_sends_the_item_back(bench: Bench, home: Path, damage: str) -> None:
     (artifact,) = (trial.artifact for trial in bench.compile(conv(), NCHW, candidates=1, seed=len(damage)).trials)
     assert artifact is not None
-    place = bench.context.artifacts.path(artifact)
+    place = home / "artifacts" / artifact[:2] / artifact
     place.unlink() if damage == "gone" else place.write_bytes(b"damaged")
     result = bench.evaluate(conv(), NCHW, [artifact])
     assert (result.ok, result.cause, result.trials) == (False, Cause.ARTIFACT_LOST, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -53,5 +54,7 @@ def test_scratch_of_dead_processes_of_this_machine_alone_is_removed(
     monkeypatch.setattr("socket.gethostname", lambda: "node1")
     for name in ("node1-999999999", "node2-999999999", "node1-old", "node1-1"):
         (tmp_path / name).mkdir()
+    (tmp_path / f"node1-{os.getpid()}" / "chunk-1").mkdir(parents=True)  # of an earlier process with this number
     mine = scratch_folder(tmp_path)
+    assert list(mine.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"node2-999999999", "node1-old", "node1-1", mine.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 import redis
 
 from tuna.artifacts import Artifacts
+from tuna.errors import StorageFull
 from tuna.libraries.base import Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem, result_of
@@ -212,3 +214,28 @@ def test_a_library_that_swallows_the_cancellation_reports_nothing(bench: Bench) 
 
     assert bench.run(Swallows()) == "lost"
     assert [report.kind for report in bench.reports()] == [ReportKind.STARTED]
+
+
+def test_what_a_chunk_leaves_in_its_scratch_folder_is_removed_with_it(bench: Bench, tmp_path: Path) -> None:
+    """D8: an eval worker kept all that it had ever measured."""
+    folders: list[Path] = []
+
+    class Litters(NoopLibrary):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            folders.append(context.scratch)
+            (context.scratch / "folder").mkdir()
+            (context.scratch / "folder" / "code.so").write_bytes(b"code")
+            if len(folders) == 2:
+                raise StorageFull("as a library says it")
+            yield result_of(items[0], ok=True)
+
+    assert [bench.run(Litters()) for _ in range(2)] == ["finished", "returned"]
+    assert len(set(folders)) == 2
+    assert not [folder for folder in folders if folder.exists()]
+    assert not list(tmp_path.glob("chunk-*"))
+
+
+def test_a_scratch_folder_that_cannot_be_made_is_no_fault_of_the_job(bench: Bench, tmp_path: Path) -> None:
+    bench.runner._context = dataclasses.replace(bench.runner._context, scratch=tmp_path / "gone")
+    assert bench.run() == "returned"
+    assert [report.kind for report in bench.reports()] == [ReportKind.STARTED, ReportKind.RETURNED]

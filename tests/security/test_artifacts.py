@@ -15,7 +15,7 @@ from tuna.artifacts import Artifacts
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
     """A local and a remote store."""
     url = (tmp_path / "a").as_uri() if request.param == "file" else f"memory://{tmp_path.name}"
-    return Artifacts(url, tmp_path / "cache")
+    return Artifacts(url, tmp_path / "cache", cache_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Artifacts:
     ids=range(12),
 )  # fmt: skip
 def test_a_name_that_is_no_digest_names_nothing(store: Artifacts, name: str, tmp_path: Path) -> None:
-    for take in (store.get, store.path):
-        with pytest.raises(KeyError):
-            take(name)
+    with pytest.raises(KeyError):
+        store.get(name)
     assert not (tmp_path / "cache").exists()
 
 
@@ -35,16 +34,18 @@ def test_bytes_that_were_changed_are_not_handed_out(tmp_path: Path) -> None:
     store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "cache")
     digest = store.put(b"code")
     (tmp_path / "a" / digest[:2] / digest).write_bytes(b"evil")
-    for take in (store.get, store.path):
-        with pytest.raises(KeyError):
-            take(digest)
+    with pytest.raises(KeyError):
+        store.get(digest)
 
 
 def test_a_copy_that_was_changed_is_made_again(tmp_path: Path) -> None:
-    store = Artifacts("memory://copies", tmp_path / "cache")
+    store = Artifacts("memory://copies", tmp_path / "cache", cache_bytes=1 << 20)
     digest = store.put(b"code")
-    store.path(digest).write_bytes(b"evil")
-    assert store.path(digest).read_bytes() == b"code"
+    assert store.get(digest) == b"code"
+    (copy,) = (tmp_path / "cache").rglob(digest)
+    copy.write_bytes(b"evil")
+    assert store.get(digest) == b"code"
+    assert copy.read_bytes() == b"code"
 
 
 def test_a_huge_artifact_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,9 +156,12 @@ def _make(
     from tuna.models.process import ModelProcess
 
     manifest, plain = model.manifest, library.with_suffix(".untuned.so")
-    common: dict[str, Any] = {"path": str(_file(model)), "shapes": manifest.shapes}
+    source = library.with_suffix(".model")
+    common: dict[str, Any] = {"path": str(source), "shapes": manifest.shapes}
     target = {"target": manifest.target}
+    data = _data(model)
     try:
+        source.write_bytes(data)
         with ModelProcess(manifest.target) as process:
             made = process.call(
                 "make", **common, **target, records=records, winograd=winograd, compare=compare, output=str(library)
@@ -176,6 +179,7 @@ def _make(
                 untuned=str(plain) if checks.untuned else "",
             )
     finally:
+        source.unlink(missing_ok=True)
         plain.unlink(missing_ok=True)
     refused = refusal(manifest.opset, checked["errors"])
     if refused is not None:
@@ -273,9 +277,9 @@ def _golden_id(connection: Any, version: int | None) -> int | None:
     return None if version is None else find(connection, version, "tvm").id
 
 
-def _file(model: StoredModel) -> Path:
+def _data(model: StoredModel) -> bytes:
     try:
-        return artifacts_of_models().path(model.manifest.file)
+        return artifacts_of_models().get(model.manifest.file)
     except KeyError:
         raise NotFound(
             f"The file of the model {model.name} is not in the artifact store any more.", hint="import it again"

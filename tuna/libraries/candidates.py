@@ -8,7 +8,6 @@ again in processes of their own.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -247,10 +246,10 @@ class CandidateLibrary(Library):
 
     def _loadable(self, digest: str, context: RunContext) -> Path:
         """The artifact under a name that loaders know by its end; raises KeyError when it is gone or damaged."""
-        checked, named = context.artifacts.path(digest), context.scratch / f"{digest}{self.suffix}"
-        temporary = named.with_suffix(".tmp")
-        shutil.copyfile(checked, temporary)  # a copy: TVM resolves a link, and looks at the name of its target
-        temporary.replace(named)  # never written in place: the child may have mapped it for an earlier attempt
+        named = context.scratch / f"{digest}{self.suffix}"
+        data = context.artifacts.get(digest)
+        named.unlink(missing_ok=True)  # never written in place: the child may have mapped it for an earlier attempt
+        named.write_bytes(data)
         return named
 
     # -- children -----------------------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class CandidateLibrary(Library):
             env=child_env({**self.child_variables(threads), **visible}),
             memory_bytes=self.memory_bytes,
             cpus=context.cpus,
-            cwd=context.scratch,
+            cwd=context.lasting or context.scratch,
         )
 
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:

@@ -14,9 +14,6 @@ class ArtifactStore(Protocol):
     def put(self, data: bytes) -> str:
         """Store `data` and return its SHA-256; raises StorageFull when there is no space left, and leaves nothing behind."""
 
-    def path(self, digest: str) -> Path:
-        """A local file with the verified bytes; raises KeyError if it is gone or its bytes differ from the hash."""
-
     def get(self, digest: str) -> bytes:
         """The verified bytes; raises KeyError if they are gone or differ from the hash."""
 
@@ -52,9 +49,10 @@ class RunContext:
     """What a worker provides to a library during a step."""
 
     artifacts: ArtifactStore
-    scratch: Path  #: private to this process, removed when it ends
+    scratch: Path  #: private to this chunk, removed with what it holds when the chunk ends
     cpus: tuple[int, ...]  #: cores that the step may use
     device: DeviceHandle | None = None  #: None for steps on a CPU
     #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to every call of the
     #: sandbox, which kills the child and raises ChildCancelled; do not catch that.
     cancelled: Callable[[], bool] = _never
+    lasting: Path | None = None  #: working folder of children that outlive the chunk; None: `scratch`

@@ -8,11 +8,13 @@ import dataclasses
 import functools
 import os
 import socket
+import tempfile
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -162,10 +164,16 @@ class Runner:
     ) -> str:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
-        context = dataclasses.replace(self._context, cancelled=lambda: heartbeat.lost)
         try:
-            with self._device(step, heartbeat):
+            with self._device(step, heartbeat), contextlib.ExitStack() as stack:
                 self._health.require(library)
+                scratch = stack.enter_context(_scratch_in(self._context.scratch))
+                context = dataclasses.replace(
+                    self._context,
+                    scratch=scratch,
+                    lasting=self._context.scratch,
+                    cancelled=lambda: heartbeat.lost,
+                )
                 for result in self._results(library, step, chunk, context):
                     if heartbeat.lost:
                         raise LeaseLost
@@ -304,6 +312,17 @@ class Runner:
         if any(status.done and not status.failing for status in others):
             return True
         return False if all(status.failing for status in others) else None
+
+
+@contextlib.contextmanager
+def _scratch_in(parent: Path) -> Iterator[Path]:
+    """A folder of one chunk, removed with what a library left in it."""
+    try:
+        folder = tempfile.TemporaryDirectory(dir=parent, prefix="chunk-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StorageFull(f"The scratch folder {parent} cannot be written: {error.strerror}.") from error
+    with folder as path:
+        yield Path(path)
 
 
 def place_of(worker: str, device: DeviceHandle | None) -> str:

@@ -118,7 +118,8 @@ class WorkerProcess:
     def _store(self, namespace: str, url: str | None) -> Artifacts:
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
-            store = Artifacts.from_settings(settings, namespace, signing_key(self._client, settings, namespace))
+            key = signing_key(self._client, settings, namespace)
+            store = Artifacts.from_settings(settings, namespace, key, cached=True)
             if not store.signs:
                 return store
             self._artifacts[namespace, url] = store
@@ -161,12 +162,13 @@ def _unreadable(fault: str) -> str:
 
 
 def scratch_folder(parent: Path) -> Path:
-    """A folder for this process; those of this machine's processes that are gone are removed, for a killed one cannot
-    tidy up. Other machines may share the parent, and their processes cannot be looked up here."""
+    """A folder for this process, empty; those of this machine's processes that are gone are removed, for a killed one
+    cannot tidy up, and so is what one with this process' number left. Other machines may share the parent, and their
+    processes cannot be looked up here."""
     prefix = f"{socket.gethostname()}-"
     for folder in parent.glob(f"{glob.escape(prefix)}*"):
         process = folder.name.removeprefix(prefix)
-        if process.isdigit() and not Path(f"/proc/{process}").exists():
+        if process.isdigit() and (int(process) == os.getpid() or not Path(f"/proc/{process}").exists()):
             shutil.rmtree(folder, ignore_errors=True)
     mine = parent / f"{prefix}{os.getpid()}"
     with contextlib.suppress(OSError):  # of a full disk, say: a worker that cannot write there is put aside
