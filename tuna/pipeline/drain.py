@@ -35,7 +35,7 @@ from tuna.pipeline.scope import libraries_of
 from tuna.pipeline.server_errors import ErrorKind
 from tuna.pipeline.states import check, done, is_open, running, waiting
 from tuna.pipeline.trials import reject_trials, sane, write_trials
-from tuna.pipeline.winners import Winners, best
+from tuna.pipeline.winners import Fetched, Winners, best
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
 log = structlog.get_logger(__name__)
@@ -201,9 +201,10 @@ class Drain:
                 self._store([part])
 
     def _commit(self, reports: Sequence[Report], letters: Sequence[Letter]) -> None:
+        fetched = self._winners.fetch(self._engine, (result for report in reports for result in report.results))
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
-                counts = self._write_reports(connection, reports)
+                counts = self._write_reports(connection, reports, fetched)
                 dead_letters.keep(connection, letters)
         self.counts.accepted += counts.accepted
         self.counts.refused += counts.refused
@@ -211,7 +212,7 @@ class Drain:
         self.counts.configs |= counts.configs
         self._artifacts.release(counts.unneeded)
 
-    def _write_reports(self, connection: sa.Connection, reports: Sequence[Report]) -> DrainCounts:
+    def _write_reports(self, connection: sa.Connection, reports: Sequence[Report], fetched: Fetched) -> DrainCounts:
         ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
         started = [r.chunk for r in reports if r.kind is ReportKind.STARTED and r.chunk not in ended]
         counts = DrainCounts()
@@ -219,7 +220,7 @@ class Drain:
             self._mark_started(connection, started)
         results = [(result, report) for report in reports for result in report.results]
         if results:
-            self._write_results(connection, results, counts)
+            self._write_results(connection, results, counts, fetched)
         returned = {report.chunk: report for report in reports if report.kind is ReportKind.RETURNED}
         for report in returned.values():
             log.warning("chunk returned", worker=report.worker, reason=report.reason)
@@ -236,7 +237,11 @@ class Drain:
             )
 
     def _write_results(
-        self, connection: sa.Connection, results: Sequence[tuple[StepResult, Report]], counts: DrainCounts
+        self,
+        connection: sa.Connection,
+        results: Sequence[tuple[StepResult, Report]],
+        counts: DrainCounts,
+        fetched: Fetched,
     ) -> None:
         ids = sorted({result.job_id for result, _ in results})
         found = cast("Sequence[JobRow]", connection.execute(_JOBS, {"ids": ids}).all())
@@ -259,7 +264,8 @@ class Drain:
         finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
         write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
-        for job_id, failure in self._winners.write(connection, jobs, [outcome.result for outcome in winners]).items():
+        failures = self._winners.write(connection, jobs, [outcome.result for outcome in winners], fetched)
+        for job_id, failure in failures.items():
             accepted[job_id] = self._outcome(jobs[job_id], failure, accepted[job_id].report, now)
             reject_trials(connection, failure)
         losses = losses_of(connection, jobs.values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -10,6 +12,7 @@ import sqlalchemy as sa
 from tuna.artifacts import Artifacts
 from tuna.db import models
 from tuna.db.batches import parts
+from tuna.db.engine import reading
 from tuna.db.models import Device, FindDb, FindDbKernel, Kernel, Session
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
@@ -20,6 +23,8 @@ from tuna.vocabulary import Cause
 
 #: Bytes that every server accepts. Overhead of a statement that carries an artifact.
 _SMALL_BYTES, _STATEMENT_BYTES = 1 << 18, 4096
+#: Artifacts that are read at a time, before a transaction, and about how much of them is held in memory.
+_READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
 def best(result: StepResult) -> Trial | None:
@@ -28,14 +33,85 @@ def best(result: StepResult) -> Trial | None:
     return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
 
 
+class _Built(NamedTuple):
+    """What the steps before left of a trial."""
+
+    params: str | None
+    artifact: str | None
+    workload: str | None  #: of its job
+
+
+_NOTHING = _Built(None, None, None)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was read for results before the transaction that writes them."""
+
+    trials: Mapping[tuple[int, int], _Built]  #: by job and number
+    blobs: Mapping[str, bytes | KeyError]  #: artifacts that were not in SQL, or why there is none
+
+    def of(self, result: StepResult, trial: Trial) -> _Built:
+        """What is known of a trial of `result` once that is stored."""
+        built = self.trials.get((result.job_id, trial.index), _NOTHING)
+        return _Built(
+            trial.params if trial.params is not None else built.params,
+            trial.artifact or built.artifact,
+            result.workload or built.workload,
+        )
+
+
 class Winners:
     """Writes the best trials of results; the drain handles what it returns and raises."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
 
+    def fetch(self, engine: sa.Engine, results: Iterable[StepResult]) -> Fetched:
+        """Read what `write` needs of these results, of which it may get a part; several artifacts at a time.
+
+        Raises StoreUnavailable. What is more than memory should hold is left to `write`.
+        """
+        timed = [(result, trial) for result in results if result.ok and (trial := best(result)) is not None]
+        ids = sorted({result.job_id for result, _ in timed})
+        if not ids:
+            return Fetched({}, {})
+        found = models.Trial
+        columns = (found.job_id, found.number, found.params, found.artifact, models.Job.workload)
+        trials: dict[tuple[int, int], _Built] = {}
+        with reading(engine) as connection:
+            for part in parts(ids):
+                query = sa.select(*columns).join(models.Job, models.Job.id == found.job_id)
+                for row in connection.execute(query.where(found.job_id.in_(part))):
+                    trials[row.job_id, row.number] = _Built(*row[2:])
+            built = Fetched(trials, {})
+            digests = {digest for pair in timed for digest in _digests(*pair, built)}
+            missing = sorted(digests - _in_sql(connection, digests))
+        return Fetched(trials, self._read(missing))
+
+    def _read(self, digests: Sequence[str]) -> dict[str, bytes | KeyError]:
+        """The artifacts by digest, up to _FETCHED_BYTES."""
+        blobs: dict[str, bytes | KeyError] = {}
+        if not digests:
+            return blobs
+        size_bytes = 0
+        with futures.ThreadPoolExecutor(_READERS, "artifacts") as pool:
+            for start in range(0, len(digests), _READERS):
+                part = digests[start : start + _READERS]
+                blobs |= zip(part, pool.map(self._get, part), strict=True)
+                size_bytes += sum(len(blob) for name in part if isinstance(blob := blobs[name], bytes))
+                if size_bytes > _FETCHED_BYTES:
+                    break
+        return blobs
+
+    def _get(self, digest: str) -> bytes | KeyError:
+        try:
+            return self._artifacts.get(digest)
+        except KeyError as error:
+            return error
+
     def write(
-        self, connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]
+        self, connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult], fetched: Fetched
     ) -> dict[int, StepResult]:
         """Find-db rows with their kernels, for results that have a best trial; returns, by job, the failures that replace results.
 
@@ -44,34 +120,26 @@ class Winners:
         if not results:
             return {}
         ids = [result.job_id for result in results]
-        trials = {
-            (row.job_id, row.number): row
-            for row in connection.execute(
-                sa.select(models.Trial.job_id, models.Trial.number, models.Trial.params, models.Trial.artifact).where(
-                    models.Trial.job_id.in_(ids)
-                )
-            )
-        }
         _lock(connection, [jobs[job_id] for job_id in ids])
         known = _known(connection, [jobs[job_id] for job_id in ids])
-        kept = _in_sql(connection, _digests(results, jobs, trials))
+        bests = [(result, trial) for result in results if (trial := best(result)) is not None]
+        kept = _in_sql(connection, {digest for pair in bests for digest in _digests(*pair, fetched)})
         failed: dict[int, StepResult] = {}
         rows: dict[tuple[int, int, int], dict[str, Any]] = {}
         kernels: dict[tuple[int, int, int], Sequence[CodeObject]] = {}
-        for result in results:
-            job, fastest = jobs[result.job_id], best(result)
-            assert fastest is not None
-            trial = trials[job.id, fastest.index]
+        for result, fastest in bests:
+            job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
-            found = _Known(job.id, fastest.index, result.step, trial.params or "", fastest.time_ms, result.noisy)
+            found = _Known(job.id, fastest.index, result.step, built.params or "", fastest.time_ms, result.noisy)
             if key in known and not found.replaces(known[key]):
                 continue
             workload = result.workload or job.workload
             code = result.kernels
             if code is None:
-                code = (CodeObject(artifact=trial.artifact),) if trial.artifact else ()
+                code = (CodeObject(artifact=built.artifact),) if built.artifact else ()
             try:
-                self._keep(connection, [*(item.artifact for item in code), *([workload] if workload else [])], kept)
+                needed = [*(item.artifact for item in code), *([workload] if workload else [])]
+                self._keep(connection, needed, kept, fetched.blobs)
             except KeyError as error:
                 failed[job.id] = _failure(result, Cause.ARTIFACT_LOST, f"artifact {error} is gone or damaged")
                 continue
@@ -86,7 +154,7 @@ class Winners:
                 "job_id": job.id,
                 "time_ms": fastest.time_ms,
                 "workspace_bytes": result.workspace_bytes,
-                "params": trial.params or "",
+                "params": built.params or "",
                 "algorithm": result.algorithm,
                 "problem_key": result.problem_key or None,
                 "trial_number": fastest.index,
@@ -105,7 +173,13 @@ class Winners:
         write_devices(connection, jobs, results)
         return failed
 
-    def _keep(self, connection: sa.Connection, digests: Iterable[str], kept: set[str]) -> None:
+    def _keep(
+        self,
+        connection: sa.Connection,
+        digests: Iterable[str],
+        kept: set[str],
+        blobs: Mapping[str, bytes | KeyError],
+    ) -> None:
         """Copy artifacts into SQL, which keeps them, unless they are `kept` already.
 
         Raises KeyError when one of them is lost, StorageFull when the database would not accept it.
@@ -113,7 +187,9 @@ class Winners:
         for digest in digests:
             if digest in kept:
                 continue
-            blob = self._artifacts.get(digest)
+            blob = blobs[digest] if digest in blobs else self._artifacts.get(digest)
+            if isinstance(blob, KeyError):
+                raise blob
             if not _fits(connection, len(blob)):
                 raise StorageFull(
                     f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
@@ -197,23 +273,19 @@ def _failure(result: StepResult, cause: Cause, text: str) -> StepResult:
     return result.model_copy(update={"ok": False, "cause": cause, "output_tail": text})
 
 
-def _digests(
-    results: Sequence[StepResult], jobs: Mapping[int, JobRow], trials: Mapping[tuple[int, int], Any]
-) -> set[str]:
-    """Every artifact that the results may need."""
-    found: set[str | None] = {code.artifact for result in results for code in result.kernels or ()}
-    for result in results:
-        fastest = best(result)
-        found |= {result.workload or jobs[result.job_id].workload}
-        found |= {trials[result.job_id, fastest.index].artifact} if fastest else set()
+def _digests(result: StepResult, fastest: Trial, fetched: Fetched) -> set[str]:
+    """Every artifact that the result may need."""
+    built = fetched.of(result, fastest)
+    found = {built.artifact, built.workload, *(code.artifact for code in result.kernels or ())}
     return {digest for digest in found if digest}
 
 
 def _in_sql(connection: sa.Connection, digests: set[str]) -> set[str]:
-    """Those of `digests` that are in SQL; many results share the same few."""
+    """Those of `digests` that are in SQL, many results share the same few; locked, so that none is deleted meanwhile."""
     found: set[str] = set()
     for part in parts(sorted(digests)):
-        found |= set(connection.execute(sa.select(Kernel.digest).where(Kernel.digest.in_(part))).scalars())
+        query = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update(read=True)
+        found |= set(connection.execute(query).scalars())
     return found
 
 
