@@ -232,18 +232,18 @@ def test_one_wrong_element_of_a_million_is_found(tmp_path: Path, way: str) -> No
         "test_true_times:OneWrong", job | {"conditions": {"caches": "cold"}}, str(tmp_path / "kernel")
     )
     assert (cold["timing"] is not None) == (way == "right")
-    measuring._problem.cache_clear()
+    measuring._reference.cache_clear()
 
 
 def test_inputs_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
-    config, file = GemmConfig(3, 4, 5).to_json(), str(tmp_path / "inputs")
-    arrays = measuring.save_inputs("", config, file)["arrays"]
+    job, file = {"config": GemmConfig(3, 4, 5).to_json()}, str(tmp_path / "inputs")
+    arrays = measuring.save_inputs("test_true_times:OneWrong", job, file)["arrays"]
     *inputs, blank = measuring._read(file, arrays)
-    expected = measuring._problem(measuring.json.dumps(config, sort_keys=True))
+    expected = measuring._problem("test_true_times:OneWrong", job)
     for found, original in zip(inputs, expected.inputs, strict=True):
         np.testing.assert_array_equal(found, original)
     assert (blank.shape, blank.dtype) == (expected.blank().shape, expected.blank().dtype)
-    measuring._problem.cache_clear()
+    measuring._reference.cache_clear()
 
 
 def test_emptying_the_caches_makes_the_next_read_slower() -> None:

@@ -17,7 +17,7 @@ from tuna.configs import ConvConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.errors import BadInput
 from tuna.libraries.kernels import KernelJob
-from tuna.libraries.tvm import problems
+from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.models import build, importer, timing
@@ -109,10 +109,13 @@ def test_attention_is_products_with_tasks_of_their_own() -> None:
 
 def test_functions_without_a_core_are_tasks_by_their_text() -> None:
     first, second = planned(nets.residual()), planned(nets.residual())
-    tasks = {task.body: task for task, _ in first.tasks() if task.core is None}
-    assert set(tasks) == set(first.bodies) == set(second.bodies)
-    assert all(len(task.structure) == 16 for task in tasks.values())
-    assert "@T.prim_func" in next(iter(first.bodies.values()))
+    named = {task.body: task for task, _ in first.tasks() if task.core is None}
+    assert set(named) == set(first.bodies) == set(second.bodies)
+    assert all(len(task.structure) == 16 for task in named.values())
+    text = next(iter(first.bodies.values()))
+    assert tasks.to_text(tasks.module_of(text)["main"]) == text
+    with pytest.raises(BadInput, match="cannot be read"):
+        tasks.module_of("@T.prim_func")
 
 
 def test_a_record_is_applied_and_one_that_cannot_be_is_named() -> None:
@@ -179,7 +182,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         importer.read_onnx(path, {})
 
 
-def test_tasks_of_a_model_are_tuned_and_its_other_functions_are_not() -> None:
+def test_tasks_of_a_model_are_tuned_but_for_what_is_scheduled_as_it_is_made() -> None:
     from tuna.libraries.base import Environment
     from tuna.libraries.tvm import TvmLibrary
 

@@ -104,6 +104,7 @@ def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
 
 
 def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunable]:
+    from tuna.db import configs
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.models import choice, store
@@ -113,16 +114,19 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
     with reading(open_database()) as connection:
         found = store.tunable(connection, model, session_id, winograd=winograd)
         won = choice.warm_starts(connection, model.manifest, choice.Source(winograd=winograd))
+        digests = [entry.task.body for entry in model.manifest.tasks if entry.task.key in found and entry.task.body]
+        bodies = {digest: configs.body(connection, digest).decode() for digest in digests}
     wanted = [entry for entry in model.manifest.tasks if entry.task.key in found]
     if not wanted:
         return []
     target = model.manifest.target
     with ModelProcess(target) as process:
-        estimated = process.call("estimate", tasks=[entry.config for entry in wanted], target=target)["cycles"]
+        asked = {"tasks": [entry.config for entry in wanted], "target": target, "bodies": bodies}
+        estimated = process.call("estimate", **asked)["cycles"]
     tasks = []
     for entry in wanted:
         config_id, solvers, loaded = found[entry.task.key]
         cycles = estimated[entry.task.key]
-        alike = won.get(entry.task.key, {})
-        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles, alike))
+        by_rule, alike = entry.task.core is None, won.get(entry.task.key, {})
+        tasks.append(Tunable(config_id, entry.count, frozenset(solvers), frozenset(loaded), cycles, by_rule, alike))
     return tasks

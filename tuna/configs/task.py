@@ -30,7 +30,7 @@ class TaskConfig(Config):
     """A function that a model calls. Tasks are shared: models that call the same function have the same config.
 
     A task with a `core` is that layer with `epilogue` applied before the answer is written; its tensors are in `layouts`, and
-    weights are packed ahead of time. Any other task is the text of its function (TVMScript), the body, and has a `name`.
+    weights are packed ahead of time. Any other task is the text of its function (TVM's JSON of it), the body, and has a `name`.
     """
 
     kind: ClassVar[str] = "task"

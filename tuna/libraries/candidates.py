@@ -97,7 +97,14 @@ class CandidateLibrary(Library):
         work = self._compile if step.resource is Resource.CPU else on_device
         for item in items:
             started_at = time.time()
-            facts = work(item, context)
+            try:
+                facts = work(item, context)
+            except ArtifactLost as lost:
+                facts = {
+                    "ok": False,
+                    "cause": Cause.ARTIFACT_LOST,
+                    "output_tail": f"artifact {lost} is gone or damaged",
+                }
             yield result_of(
                 item,
                 reproduce=self.reproduce(item),
@@ -148,7 +155,9 @@ class CandidateLibrary(Library):
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
-        call = self._caller(self._builder_child(context), context, builder=self.builder, job=self._job(item, asked))
+        call = self._caller(
+            self._builder_child(context), context, builder=self.builder, job=self._job(item, asked, context)
+        )
         path = context.scratch / f"workload-{item.job_id}"
         try:
             params: list[str] = call("propose", self.start_timeout_s)["params"][: asked.candidates]
@@ -189,7 +198,7 @@ class CandidateLibrary(Library):
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
-        jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked))
+        jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked, context))
         contest = Contest(jobs, Limits(asked.measure_timeout_s, self.start_timeout_s), finalists=asked.finalists)
         return self._measured(contest, {one.index: one.artifact or "" for one in item.candidates}, context)
 
@@ -198,7 +207,7 @@ class CandidateLibrary(Library):
         items = {rival.index: self.of_rival(item, rival) for rival in item.rivals}
         asked = {index: self._options(own) for index, own in items.items()}
         limits = Limits(max((one.measure_timeout_s for one in asked.values()), default=0.0), self.start_timeout_s)
-        jobs = {index: self._job(own, asked[index]) for index, own in items.items()}
+        jobs = {index: self._job(own, asked[index], context) for index, own in items.items()}
         contest = Contest(jobs, limits, {rival.index: rival.time_ms for rival in item.rivals})
         found = self._measured(contest, {rival.index: rival.artifact or "" for rival in item.rivals}, context)
         params = {rival.index: rival.params for rival in item.rivals}
@@ -212,9 +221,6 @@ class CandidateLibrary(Library):
         try:
             for index, artifact in artifacts.items():
                 paths[index] = self._loadable(artifact, context)
-        except KeyError as error:
-            return {"ok": False, "cause": Cause.ARTIFACT_LOST, "output_tail": f"artifact {error} is gone or damaged"}
-        else:
             return self._loaded_and_measured(contest, paths, context)
         finally:
             for path in paths.values():
@@ -245,9 +251,9 @@ class CandidateLibrary(Library):
         return facts
 
     def _loadable(self, digest: str, context: RunContext) -> Path:
-        """The artifact under a name that loaders know by its end; raises KeyError when it is gone or damaged."""
+        """The artifact under a name that loaders know by its end; raises ArtifactLost."""
         named = context.scratch / f"{digest}{self.suffix}"
-        data = context.artifacts.get(digest)
+        data = artifact(digest, context)
         named.unlink(missing_ok=True)  # never written in place: the child may have mapped it for an earlier attempt
         named.write_bytes(data)
         return named
@@ -306,11 +312,32 @@ class CandidateLibrary(Library):
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)
 
-    def _job(self, item: WorkItem, asked: CandidateOptions) -> dict[str, Any]:
-        """What `KernelJob.from_json` takes."""
+    def _job(self, item: WorkItem, asked: CandidateOptions, context: RunContext) -> dict[str, Any]:
+        """What `KernelJob.from_json` takes; raises ArtifactLost for a body that is gone."""
         facts = {"config": item.config, "solver": item.solver, "target": item.target, "seed": item.seed}
         facts |= {"conditions": self.conditions_of(item)}
+        facts |= {"body": str(_body(item.body, context))} if item.body else {}
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
+
+
+class ArtifactLost(Exception):
+    """An artifact, by its digest, is gone from the store or damaged."""
+
+
+def artifact(digest: str, context: RunContext) -> bytes:
+    """The bytes of an artifact; raises ArtifactLost."""
+    try:
+        return context.artifacts.get(digest)
+    except KeyError:
+        raise ArtifactLost(digest) from None
+
+
+def _body(digest: str, context: RunContext) -> Path:
+    """A file with a config's body, for the children; raises ArtifactLost."""
+    path = context.scratch / f"{digest}.body"
+    if not path.exists():
+        path.write_bytes(artifact(digest, context))
+    return path
 
 
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:

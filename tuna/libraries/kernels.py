@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from tuna.libraries.reference import Problem
+
 
 @dataclass(frozen=True)
 class KernelJob:
@@ -32,6 +34,7 @@ class KernelJob:
     seed: int = 0
     count: int = 1  #: candidates that are wanted
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the job's options that the user set
+    body: str = ""  #: a file with the config's body, where its kind has one
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> KernelJob:
@@ -108,6 +111,13 @@ class Loader(ABC):
         Types and shapes are those of the config's NumPy reference; the output is full of NaN (or of the smallest
         integer). It may be called several times for one file. What it raises is the candidate's `run_error`.
         """
+
+    def reference(self, job: KernelJob) -> Problem | None:
+        """Inputs of the job's config and the right answer; None, the default: those of the reference that the config's kind has.
+
+        For configs that are programs, which no reference in NumPy can know. It must not depend on the job's solver.
+        """
+        return None
 
     def error_bound(self, job: KernelJob) -> float:
         """Largest error, relative to the largest magnitude of the answer, that the job's solver may have.

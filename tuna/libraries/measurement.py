@@ -113,7 +113,7 @@ class Measurement:
         """The trial of a candidate that is checked and measured, and its timing if it is right."""
         try:
             job = self._jobs[index]
-            self._call("prepare", self._limits.start_s, config=job["config"])  # not this candidate's time
+            self._call("prepare", self._limits.start_s, job=job)  # not this candidate's time
             path = str(self._paths[index])
             found = self._call("measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms)
         except CHILD_FAULTS as error:
@@ -151,8 +151,8 @@ class Measurement:
         return list(found["timings"])
 
     def _saved(self) -> Any:
-        config = next(iter(self._jobs.values()))["config"]
-        return self._call("save_inputs", self._limits.start_s, config=config, path=str(self._inputs))["arrays"]
+        job = next(iter(self._jobs.values()))
+        return self._call("save_inputs", self._limits.start_s, job=job, path=str(self._inputs))["arrays"]
 
 
 class _Round:

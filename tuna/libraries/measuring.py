@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from tuna.configs import Config, from_json
 from tuna.libraries import cold_caches, reference
 from tuna.libraries import probe as probes
 from tuna.libraries.intervals import FEWEST, half_width
@@ -37,12 +36,15 @@ from tuna.libraries.repeats import (
     timing,
 )
 
+#: What the right answer to a job may depend on.
+_OF_REFERENCE = ("config", "target", "body")
 
-def prepare(loader: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Import the loader and compute the right answer for `config`, unless it was the last one; returns nothing."""
+
+def prepare(loader: str, job: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Import the loader and compute the right answer for the job's config, unless it was the last one; returns nothing."""
     _loader(loader)
-    if config is not None:
-        _problem(json.dumps(config, sort_keys=True))
+    if job is not None:
+        _problem(loader, job)
     return {}
 
 
@@ -51,7 +53,7 @@ def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None =
 
     A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer measured.
     """
-    problem = _problem(json.dumps(job["config"], sort_keys=True))
+    problem = _problem(loader, job)
     given, file = KernelJob.from_json(job), Path(path)
     poisoned = _poison(_loader(loader), given, file, problem)
     kernel = _loader(loader).load(given, file, _arguments(problem))
@@ -70,9 +72,9 @@ def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None =
     return {"error": error, "tolerance": tolerance, "timing": found.as_json()}
 
 
-def save_inputs(loader: str, config: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write the inputs of a config to `path`, one after the other; returns the shape and type of each, and of the output."""
-    problem = _problem(json.dumps(config, sort_keys=True))
+def save_inputs(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:
+    """Write the inputs of a job's config to `path`, one after the other; returns shape and type of each, and of the output."""
+    problem = _problem(loader, job)
     with open(path, "wb") as file:
         for array in problem.inputs:
             file.write(np.ascontiguousarray(array).tobytes())
@@ -188,14 +190,16 @@ def _read(inputs: str, arrays: Sequence[Any]) -> list[np.ndarray]:
     return [*found, np.zeros(shape, reference.np_type(name))]
 
 
+def _problem(loader: str, job: Mapping[str, Any]) -> reference.Problem:
+    """Inputs of a job's config and the right answer to them, the same for all its solvers."""
+    return _reference(loader, json.dumps({name: job[name] for name in _OF_REFERENCE if name in job}, sort_keys=True))
+
+
 @functools.lru_cache(maxsize=1)
-def _problem(config_text: str) -> reference.Problem:
-    return _reference(from_json(json.loads(config_text)))
-
-
-def _reference(config: Config) -> reference.Problem:
-    """Inputs of a config and the right answer to them: the only place that looks references up."""
-    return reference.make(config)
+def _reference(loader: str, job_text: str) -> reference.Problem:
+    """The only place that looks references up."""
+    job = KernelJob.from_json({"solver": "", **json.loads(job_text)})
+    return _loader(loader).reference(job) or reference.make(job.config)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuna.artifacts import Artifacts
 from tuna.libraries.base import Step
-from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.candidates import CandidateLibrary, artifact
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, Rival, Trial, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, fault
@@ -30,11 +30,11 @@ class OneStepLibrary(CandidateLibrary):
         return building + super().time_limit_s(step, item)
 
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        with _here(context) as with_store:
+        with _here(context, item.body) as with_store:
             return self._built_and_measured(item, with_store)
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
-        with _here(context) as with_store:
+        with _here(context, item.body) as with_store:
             built = {rival.index: self._built(item, rival, with_store) for rival in item.rivals}
             rivals = [
                 rival.model_copy(update={"artifact": built[rival.index].artifact})
@@ -49,7 +49,7 @@ class OneStepLibrary(CandidateLibrary):
         """A trial of the rival, with an artifact or a cause."""
         own = self.of_rival(item, rival)
         asked = self._options(own)
-        job = self._job(own, asked)
+        job = self._job(own, asked, context)
         call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
         try:
             call("propose", self.start_timeout_s)
@@ -73,10 +73,12 @@ class OneStepLibrary(CandidateLibrary):
 
 
 @contextlib.contextmanager
-def _here(context: RunContext) -> Iterator[RunContext]:
-    """With a store of artifacts that is gone afterwards."""
+def _here(context: RunContext, body: str | None) -> Iterator[RunContext]:
+    """With a store of artifacts that is gone afterwards, and has the config's body."""
     with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
         store = Artifacts(Path(folder, "built").as_uri(), Path(folder, "cache"))
+        if body:
+            store.put(artifact(body, context))
         yield replace(context, artifacts=store)
 
 

@@ -50,9 +50,12 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
 
 
 @_refusing
-def estimate(tasks: list[dict[str, Any]], target: str) -> dict[str, Any]:
-    """Estimated cycles of the best point of each solver that has a family of kernels, by task key."""
-    return {"cycles": {task.key: choosing.estimates(task, _target(target)) for task in map(_task, tasks) if task}}
+def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> dict[str, Any]:
+    """Estimated cycles of the best point of each solver, by task key; `bodies` of tasks without a core by their SHA-256."""
+    found = [task for task in map(_task, tasks) if task]
+    return {
+        "cycles": {task.key: choosing.estimates(task, _target(target), bodies.get(task.body, "")) for task in found}
+    }
 
 
 @_refusing

@@ -9,9 +9,10 @@ from typing import Any
 import tvm
 
 from tuna.configs import GemmConfig, TaskConfig
-from tuna.libraries.tvm import problems
+from tuna.errors import BadInput
+from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.libraries.tvm.solvers import FAMILIES
+from tuna.libraries.tvm.solvers import FAMILIES, FUNCTION
 from tuna.models import build, in_model
 from tuna.models.emit import Chosen
 from tuna.models.kernels import Kernels, Record
@@ -26,10 +27,12 @@ class Compared:
     chosen: int | None  #: index of the fastest among the task's records; None: the predicted one
 
 
-def estimates(task: TaskConfig, target: Any) -> dict[str, float]:
-    """Cycles of the best point of each solver whose family has the task's core, by estimate."""
+def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]:
+    """Cycles of the best point of each solver that takes the task, by estimate; `body` of one without a core."""
+    if task.core is None:
+        return _of_function(body)
     found = {}
-    for row in FAMILIES if task.core is not None else ():
+    for row in FAMILIES:
         gemm = row.family == "gemm"
         if gemm is not isinstance(task.core, GemmConfig):
             continue
@@ -38,6 +41,15 @@ def estimates(task: TaskConfig, target: Any) -> dict[str, float]:
             points = problem.family.space(problem.layer)
             found[row.name] = float(problem.family.cycles(problem.layer, points[0]))
     return found
+
+
+def _of_function(body: str) -> dict[str, float]:
+    """None for a function that cannot be tuned, and for one of an import by a version of Tuna that wrote another text."""
+    try:
+        module = tasks.module_of(body)
+    except BadInput:
+        return {}
+    return {FUNCTION.name: tasks.cycles(module)} if tasks.can_be_tuned(module) else {}
 
 
 def choose(
@@ -75,15 +87,14 @@ def choose(
 def _different(
     task: TaskConfig, records: Sequence[Record], first: Kernels, target: Any, *, winograd: bool
 ) -> list[tuple[Record | None, Chosen]]:
-    """Programs that compute the task, with their records; None for the predicted one, if no record has it."""
+    """Programs that compute the task, with their records; None for the one without a record, if none has it."""
     found: list[tuple[Record | None, Chosen]] = []
     for record in (*records, None):
         kernels = (
             first if record is records[0] else Kernels(target, {task.key: record} if record else {}, winograd=winograd)
         )
-        kernel = kernels(task)
-        wanted = Class.PREDICTED if record is None else Class.EXACT
-        if kernel is None or kernels.classes[task.key] is not wanted:
+        kernel = kernels(task) if task.core else Chosen(kernels.function(task, first.plain[task.key]), None, None)
+        if kernel is None or (kernels.classes[task.key] is Class.EXACT) is not (record is not None):
             continue
         if not any(in_model.same(kernel, other) for _, other in found):
             found.append((record, kernel))

@@ -61,8 +61,7 @@ class _Calls:
 
     def __init__(self, task: TaskConfig, kernels: Sequence[Chosen], target: Any) -> None:
         self._functions = [_compiled(kernel.function, target) for kernel in kernels]
-        weights = _random_weights(task)
-        self._packed = [kernel.pack(weights) if kernel.pack else None for kernel in kernels]
+        self._packed = [kernel.pack(_random_weights(task)) if kernel.pack else None for kernel in kernels]
         self._weights: dict[tuple[int, int], Any] = {}
         self._turns = list(range(len(kernels)))
         self._now = 0
@@ -85,7 +84,7 @@ class _Calls:
             self.spent_ms[self._now].append((time.thread_time_ns() - started) / 1e6)
 
     def _own(self, weights: Any) -> Any:
-        """Weights of this call and kernel alone, as the model would have them; the second variable of a product as it is."""
+        """Weights of this call and kernel alone, as the model would have them; any other second argument as it is."""
         if self._packed[self._now] is None:
             return weights
         place = self._now, int(np.from_dlpack(weights).ctypes.data)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
@@ -22,6 +23,8 @@ from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import BY_NAME
 from tuna.models.emit import Chosen
 from tuna.models.manifest import Class
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Kernels:
         self._found: dict[str, Chosen | None] = {}
         self.classes: dict[str, Class] = {}  #: by task key
         self.refused: dict[str, str] = {}  #: why a record could not be applied, by task key
+        self.plain: dict[str, Any] = {}  #: functions of tasks without a core as they were imported, by task key
 
     def __call__(self, task: TaskConfig) -> Chosen | None:
         """The kernel; None where no family has one."""
@@ -50,10 +54,16 @@ class Kernels:
         return self._found[task.key]
 
     def function(self, task: TaskConfig, function: Any) -> Any:
-        """The function of a task without a core, with a schedule by rule where there is one."""
-        found = functions.scheduled(function, machine.from_target(self._target))
-        self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
-        return functions.in_vectors(function if found is None else found)
+        """The function of a task without a core, with the schedule of its record, else by rule where there is one."""
+        self.plain[task.key] = function
+        record, found = self._records.get(task.key), None
+        if record is not None:
+            found = self._tried(task, lambda: _replayed(tvm.IRModule({"main": function}), record))
+            self.classes[task.key] = Class.EXACT
+        if found is None:
+            found = functions.schedule(function, machine.from_target(self._target))
+            self.classes[task.key] = Class.DEFAULT if found is None else Class.PREDICTED
+        return functions.in_vectors(function if found is None else found.mod["main"])
 
     def _choose(self, task: TaskConfig) -> tuple[Chosen | None, Class]:
         record = self._records.get(task.key)
@@ -62,12 +72,19 @@ class Kernels:
             if found is not None:
                 return found, Class.NEAREST
         elif record is not None:
-            try:
-                return _applied(task, record, self._target), Class.EXACT
-            except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
-                self.refused[task.key] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+            found = self._tried(task, lambda: _applied(task, record, self._target))
+            if found is not None:
+                return found, Class.EXACT
         found = _predicted(task, self._target, self._winograd)
         return found, Class.DEFAULT if found is None else Class.PREDICTED
+
+    def _tried(self, task: TaskConfig, apply: Callable[[], Found]) -> Found | None:
+        """What `apply` makes of a record, None where it cannot be applied."""
+        try:
+            return apply()
+        except Exception as error:  # a record of another version of TVM or of the kernels fails in many ways
+            self.refused[task.key] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+            return None
 
 
 def _predicted(task: TaskConfig, target: Any, winograd: bool) -> Chosen | None:
@@ -91,11 +108,14 @@ def _applied(task: TaskConfig, record: Record, target: Any) -> Chosen:
     problem = problems.with_family(task, BY_NAME[record.solver].family, Mode(task.layouts), target)
     if problem is None:
         raise ValueError(f"{record.solver} has no kernel for {task.label}")
-    module = problem.workload()
+    return _chosen(problem, _replayed(problem.workload(), record).mod)
+
+
+def _replayed(module: tvm.IRModule, record: Record) -> Schedule:
     found = ms.database.TuningRecord.from_json(json.loads(record.params), ms.database.Workload(module))
     schedule = Schedule(module)
     found.trace.apply_to_schedule(schedule, remove_postproc=False)
-    return _chosen(problem, schedule.mod)
+    return schedule
 
 
 def _transferred(task: TaskConfig, record: Record, target: Any) -> Chosen | None:

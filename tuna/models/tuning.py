@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 _DOUBT = 0.7
 #: Tasks that take less of the model's time get one candidate.
 _SMALL = 0.001
+#: Functions that have a schedule by rule are tuned where they take so much of the model's time, with so many times as many
+#: candidates, which are random.
+_WORTH, _MORE = 0.01, 4
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Tunable:
     solvers: frozenset[str]  #: that apply
     loaded: frozenset[str] = frozenset()  #: of them, those that have a job in this session
     cycles: Mapping[str, float] = field(default_factory=dict)  #: of the best point of a solver, by estimate
+    by_rule: bool = False  #: it has no core, and a schedule by rule, which a search may improve a little
     #: by solver, the fastest first, the points that won for the bare layer or a similar task
     won: Mapping[str, str] = field(default_factory=dict)
 
@@ -49,13 +53,19 @@ def order(tasks: Sequence[Tunable], candidates: int) -> list[Wanted]:
 
     Each task first gets a job of the solver that won for what is the most alike, else of the one that should win. Tasks on
     which the model spends most of its time come before the others. Then other solvers follow by what the model may gain: its
-    time in the task, times the part of it that they may save. Those that can hardly win are left out.
+    time in the task, times the part of it that they may save. Those that can hardly win are left out, and so are functions
+    with a schedule by rule that take little time.
     """
     total = sum(task.count * task.least for task in tasks)
     found: list[tuple[tuple[int, float], Wanted]] = []
     for task in tasks:
         weight = task.count * task.least
         small = total > 0 and weight < _SMALL * total
+        if task.by_rule:
+            wanted = [name for name in sorted(task.solvers - task.loaded) if weight > 0 and weight >= _WORTH * total]
+            jobs = (Wanted(task.config_id, name, _MORE * candidates) for name in wanted)
+            found += [((1, -(1 - _DOUBT) * weight), job) for job in jobs]
+            continue
         for rank, solver in enumerate(sorted(task.solvers, key=lambda name: _expected(task, name))):
             gain = _gain(task, solver)
             if solver in task.loaded or (rank > 0 and (gain == 0.0 or small)):

@@ -18,9 +18,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob
-from tuna.libraries.tvm import problems, workloads
+from tuna.libraries.tvm import functions, problems, tasks, workloads
 from tuna.libraries.tvm.boot import import_intrinsics
-from tuna.libraries.tvm.solvers import BY_NAME, UNTUNED
+from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
@@ -40,6 +41,8 @@ class TvmBuilder(Builder):
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
         module = _proposals(job)[1][params].mod
+        if BY_NAME[job.solver] is FUNCTION:
+            module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
         tvm.tirx.build(module, target=problems.target_of(job.target)).export_library(str(path))
 
@@ -52,13 +55,24 @@ def _proposals(job: KernelJob) -> tuple[Any, dict[str, Schedule]]:
         module = problem.workload()
         indices = problem.indices(job.count, str(job.options.get("first", "")))
         return module, _by_params(job, module, map(problem.candidate, indices))
+    if BY_NAME[job.solver] is FUNCTION:
+        module = tasks.read(job.body)
+        return module, _by_params(job, module, _of_function(job, module) if tasks.can_be_tuned(module) else [])
     with problems.target_of(job.target):
         module = workloads.make(job.solver, job.config)
-    found = [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module)
+    found = [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
     return module, _by_params(job, module, found)
 
 
-def _sampled(job: KernelJob, module: Any) -> Iterable[Schedule]:
+def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
+    """The schedule by rule, or none where there is no rule, then sampled ones."""
+    by_rule = functions.schedule(module["main"], machine.from_target(problems.target_of(job.target)))
+    yield by_rule or Schedule(module)
+    if job.count > 1:
+        yield from _sampled(job, module, job.count - 1)
+
+
+def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
     """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid ones are dropped."""
     import_intrinsics()
     found: dict[str, Schedule] = {}
@@ -72,11 +86,11 @@ def _sampled(job: KernelJob, module: Any) -> Iterable[Schedule]:
             rand_state=1 + (job.seed + number * 7919) % (2**31 - 2),
             task_name="tuna",
         )
-        missing = job.count - len(found)
+        missing = count - len(found)
         context.pre_tuning(missing, missing, context.generate_design_space())
         for candidate in context.generate_measure_candidates() or []:
             found.setdefault(str(candidate.sch.trace), candidate.sch)
-        if len(found) >= job.count:
+        if len(found) >= count:
             break
     return found.values()
 

@@ -15,7 +15,8 @@ import tvm
 import tvm.runtime
 
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
-from tuna.libraries.tvm import problems, solvers
+from tuna.libraries.reference import Problem
+from tuna.libraries.tvm import problems, solvers, tasks
 
 #: Sets of packed inputs that are kept: of NaN, and of the layer's values.
 _KEPT = 2
@@ -54,6 +55,10 @@ class TvmLoader(Loader):
             *given, y = arrays
             return TvmKernel(path, [*self._inputs(problem, given), problem.output(y)], problem.answer)
         return TvmKernel(path, arrays)
+
+    def reference(self, job: KernelJob) -> Problem | None:
+        """Of a task without a core, which is a function: its own answer without a schedule."""
+        return tasks.problem(tasks.read(job.body), problems.target_of(job.target)) if job.body else None
 
     def error_bound(self, job: KernelJob) -> float:
         """As the solver states it."""

@@ -30,8 +30,8 @@ _IN_VECTORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def scheduled(function: Any, machine: Machine) -> Any | None:
-    """The function with a schedule; None where TVM's default is as good: for a change of shape, and what has no schedule here."""
+def schedule(function: Any, machine: Machine) -> Schedule | None:
+    """The schedule of a function; None where TVM's default is as good: for a change of shape, and what has no schedule here."""
     if relax.analysis.has_reshape_pattern(function):
         return None
     sch = Schedule(tvm.IRModule({"main": function}))
@@ -39,7 +39,7 @@ def scheduled(function: Any, machine: Machine) -> Any | None:
         _schedule(sch, machine)
     except ScheduleError:  # an access that a primitive does not follow; the default is right for all
         return None
-    return sch.mod["main"]
+    return sch
 
 
 def in_vectors(function: Any) -> Any:

@@ -1,7 +1,8 @@
 """The solvers of the TVM library: each is one way to compute a layer, and says where it applies. Imports no TVM.
 
-Three sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all tried in order; layers as
-expressions whose schedule MetaSchedule searches, for what the families do not cover; and the baseline, TVM without tuning.
+Four sorts: families of kernels of our own for fp32 on CPUs (`kernels/`), whose few points are all tried in order; layers as
+expressions whose schedule MetaSchedule searches, for what the families do not cover; functions of models without
+such a layer, searched too; and the baseline, TVM without tuning.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ BLOCKS = (16, 8)
 _WIDTHS = (4, 8, 16)
 #: Terms of the longest sums for which a solver's `error_bound` is stated; rounding grows with their square root.
 _BOUND_TERMS = 2048 * 3 * 3
+#: Functions of models that are scheduled as they are made (`models/blocked.py`), and one that only changes a shape: a view.
+_SCHEDULED = {"to_blocks", "from_blocks", "max_pool", "global_average", "reshape"}
 #: A layer with more operations has no baseline: TVM's default code makes about 2 GFLOP/s, and a check takes four runs.
 _BASELINE_FLOPS = 4_000_000_000
 
 
 @dataclass(frozen=True)
 class TvmSolver:
-    """One row of the table: either `family` or `builder` says what makes its kernels."""
+    """One row of the table: `family` or `builder` says what makes its kernels, or the config is a function itself."""
 
     solver: Solver
     applies: Callable[[Config, Mode], bool]
@@ -59,8 +62,10 @@ def applicable(config: Config, target: str, conditions: Mapping[str, str]) -> Se
 
 def _applicable_to_task(task: TaskConfig, target: str, conditions: Mapping[str, str]) -> Sequence[str]:
     """The families that compute the task's core with its epilogue; it says its layouts by itself."""
-    if task.core is None or not _is_cpu(target):
+    if not _is_cpu(target):
         return []
+    if task.core is None:
+        return [] if task.name in _SCHEDULED else [FUNCTION.name]
     core, mode = task.core, Mode(task.layouts)
     return [row.name for row in FAMILIES if row.applies(core, mode) and _allowed(row, conditions)]
 
@@ -221,5 +226,7 @@ SEARCHED: tuple[TvmSolver, ...] = (
 )
 #: What TVM makes of a layer without a tuning database, in the layer's own layouts.
 UNTUNED = TvmSolver(Solver("TvmUntuned", ("convolution", "gemm"), BASELINE, tunable=False), _untuned, builder="untuned")
-TABLE: tuple[TvmSolver, ...] = (*FAMILIES, *SEARCHED, UNTUNED)
+#: A function without a core: its schedule by rule, then points of MetaSchedule's space.
+FUNCTION = TvmSolver(Solver("TvmFunction", (TaskConfig.kind,), "Direct"), lambda config, mode: False)
+TABLE: tuple[TvmSolver, ...] = (*FAMILIES, *SEARCHED, FUNCTION, UNTUNED)
 BY_NAME = {row.name: row for row in TABLE}

@@ -1,0 +1,43 @@
+"""A worker tunes a function of a model by the text in the artifact store."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from tvm_bench import Bench
+
+from tuna.configs import TaskConfig
+from tuna.libraries.items import WorkItem
+from tuna.vocabulary import Cause
+
+pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+
+
+def item(bench: Bench, body: bytes) -> WorkItem:
+    digest = hashlib.sha256(body).hexdigest()
+    task = TaskConfig(name="softmax", body=digest)
+    return bench.item(task, "TvmFunction", candidates=3).model_copy(update={"body": digest})
+
+
+def test_a_function_whose_text_is_gone_is_no_fault_of_the_job(bench: Bench) -> None:
+    for step in ("compile", "eval"):
+        result = bench.run(item(bench, b"gone").model_copy(update={"step": step}))
+        assert (result.ok, result.cause) == (False, Cause.ARTIFACT_LOST)
+
+
+@pytest.mark.drill(only=True)
+def test_a_worker_builds_checks_and_measures_a_function(bench: Bench) -> None:
+    from tvm import te, topi
+
+    from tuna.libraries.tvm import tasks
+
+    x = te.placeholder((64, 256), name="X")
+    body = tasks.to_text(te.create_prim_func([x, topi.nn.softmax(x)], index_dtype_override="int64")).encode()
+    bench.context.artifacts.put(body)
+    given = item(bench, body)
+    built = bench.run(given)
+    assert [trial.cause for trial in built.trials] == [None] * 3
+    measured = bench.run(bench.eval_item(given, [trial.artifact for trial in built.trials]))
+    assert [trial.cause for trial in measured.trials] == [None] * 3
+    assert all((trial.max_error or 0.0) < 1e-5 for trial in measured.trials)
