@@ -247,8 +247,11 @@ def main(directory):
     workloads = [json.loads(line) for line in (folder / "database_workload.json").read_text().splitlines()]
     records = [json.loads(line) for line in (folder / "database_tuning_record.json").read_text().splitlines()]
     best = {}
+    tasks = 0
     for layer in json.loads((folder / "layers.json").read_text())["layers"]:
-        if layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
+        if layer["driver"].startswith("{"):  # of a model, which has it in its own graph
+            tasks += 1
+        elif layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
             best[layer["key"]] = layer
     print(f"{'layer':<58} {'solver':<20} {'untuned ms':>10} {'tuned ms':>9} {'faster':>7} {'error':>8}")
     wrong = 0
@@ -289,6 +292,8 @@ def main(directory):
             f"{name:<58} {layer['solver']:<20} {number(untuned_ms):>10} {tuned_ms:>9.3f} "
             f"{number(untuned_ms and untuned_ms / tuned_ms, 1):>7} {error:>8.1e}{'' if right else '  WRONG'}"
         )
+    if tasks:
+        print(f"{tasks} results of functions of models are left out: MetaScheduleApplyDatabase uses them")
     return 1 if wrong else 0
 
 

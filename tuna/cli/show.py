@@ -37,6 +37,8 @@ def exported(report: ExportReport) -> None:
     """What an export left out, what is in it and, last, its path."""
     for reason, count in sorted(report.skipped.items()):
         click.echo(f"not exported: {count} ({reason})", err=True)
+    for note, count in sorted(report.notes.items()):
+        click.echo(f"{counted(count, 'layer')}: {note}", err=True)
     if report.simulated:
         click.echo(
             f"simulated: {counted(report.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",

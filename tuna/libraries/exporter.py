@@ -48,6 +48,7 @@ class ExportReport:
     skipped: Mapping[str, int]  #: results left out, by reason
     simulated: int = 0  #: results that a stand-in timed, of those there are
     noisy: int = 0  #: results that were not measured on a quiet device
+    notes: Mapping[str, int] = field(default_factory=dict)  #: layers that are in it, by what their user has to know
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Tally:
 
     configs: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)  #: layers that are written, by what their user has to know
 
 
 class Entry(NamedTuple):
@@ -208,7 +210,8 @@ class Exporter(ABC, Generic[Options]):
             entries = self.write(temporary, source, options, tally)
             if not entries:
                 raise self._nothing(source, +tally.skipped)
-        return ExportReport(path, entries, tally.configs, dict(sorted((+tally.skipped).items())))
+        skipped, notes = (dict(sorted((+counts).items())) for counts in (tally.skipped, tally.notes))
+        return ExportReport(path, entries, tally.configs, skipped, notes=notes)
 
     def replacing(self, path: Path) -> contextlib.AbstractContextManager[Path]:
         """A temporary file or directory that replaces `path` when the block succeeds."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tuna.configs import Config, ConvConfig, GemmConfig
+from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 from tuna.configs.values import Direction
 from tuna.libraries.tvm.kernels import coverage, shape
 from tuna.libraries.tvm.kernels.cook_toom import transforms
@@ -30,7 +30,12 @@ Steps = dict[str, Any]
 
 
 def of(config: Config, family: str, arguments: Sequence[Sequence[int]]) -> list[Steps | None] | None:
-    """The steps to each argument of a family's kernel with these extents, None for one that stays; None if all stay."""
+    """The steps to each argument of a family's kernel with these extents, None for one that stays; None if all stay.
+
+    A task has those of its core: what its epilogue adds lies between weights and answer.
+    """
+    if isinstance(config, TaskConfig):
+        return _task(config, family, arguments)
     if isinstance(config, GemmConfig):
         found = [None, _panels(config, arguments[1]), None]
     elif isinstance(config, ConvConfig) and family and config.direction is not Direction.BACKWARD_WEIGHTS:
@@ -38,6 +43,23 @@ def of(config: Config, family: str, arguments: Sequence[Sequence[int]]) -> list[
     else:
         return None
     return found if any(found) else None
+
+
+def _task(config: TaskConfig, family: str, arguments: Sequence[Sequence[int]]) -> list[Steps | None] | None:
+    if config.core is None:
+        return None
+    x, w, *added, y = arguments
+    found = of(config.core, family, [x, w, y])
+    if found is None:
+        return None
+    steps = [_channels(extents) if len(extents) < len(y) else found[-1] for extents in added]
+    return [*found[:2], *(steps if len(y) == 5 else [None] * len(added)), found[-1]]
+
+
+def _channels(extents: Sequence[int]) -> Steps:
+    """A value for each channel as K/b, b."""
+    blocks, size = extents
+    return {"filled": [blocks * size], "split": [blocks, size], "permuted": [0, 1]}
 
 
 def _panels(config: GemmConfig, extents: Sequence[int]) -> Steps | None:

@@ -18,7 +18,7 @@ from tuna.libraries import spool
 from tuna.libraries.exporter import Entry, Exporter, ExportOptions, Tally
 from tuna.libraries.results import NO_TIME, ResultSource, is_time
 from tuna.libraries.tvm import kernels, packing, tvm_db
-from tuna.libraries.tvm.solvers import BY_NAME
+from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION
 
 
 class TvmOptions(ExportOptions):
@@ -91,6 +91,7 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
     ordered = spool.sort_rows(_winners(source, tally), width=len(_Winner._fields), by=3)
     for driver, group in groupby(ordered, key=itemgetter(0)):
         written = False
+        notes = set()
         for entry in map(_Winner._make, group):
             if _is_stale(entry.solver, source.toolchain):
                 tally.skipped["it is of another version of Tuna's kernels; tune it again"] += 1
@@ -105,9 +106,23 @@ def _layers(source: ResultSource, top: int, tally: Tally) -> Iterator[tvm_db.Tun
                 tally.skipped[str(error)] += 1
                 continue
             written = True
+            notes.add(_note(entry.solver))
             packing, noisy = _packing(entry, records), bool(entry.noisy)
             yield tvm_db.TunedLayer(entry.config_key, driver, entry.solver, workload, records, packing, noisy)
         tally.configs += written
+        tally.notes.update(note for note in notes if note)
+
+
+def _note(solver: str) -> str:
+    """Who can use a record of the solver: TVM finds it by the function, which an imported model has or has not."""
+    row = BY_NAME.get(solver)
+    if row is FUNCTION:
+        return "functions of models, which TVM's MetaScheduleApplyDatabase finds in the imported model"
+    return (
+        "kernels of Tuna's own, which no imported model has: for `tuna model build`, or packed as layers.json says"
+        if (row is not None and row.family)
+        else ""
+    )
 
 
 def _is_stale(solver: str, toolchain: str) -> bool:
