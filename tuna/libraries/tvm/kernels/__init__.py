@@ -3,4 +3,4 @@
 #: Raise it when a family's kernel, the order of its space or the packing of its weights changes for any layer. It is part of the
 #: toolchain, so that results of other kernels belong to another environment: a record is the steps from a kernel's definition
 #: to its schedule, the index of a point in its space, and says nothing of the order of packed weights.
-VERSION = 1
+VERSION = 2

@@ -1,6 +1,6 @@
 """Direct convolution with a tile of sums in registers: any filter, stride, dilation and group.
 
-    D = copy of X with its padding, N C/b H W b    (none where X can be read in place)                 parallel
+    D = copy of X with its padding, N C/b H W b    (none where X can be read in place; below: in parts) parallel
     for n, block group of K, row, column group:    (or the rows before the blocks)                     parallel
         acc[blocks][rows][columns][b] = 0                                                     registers
         for C/b, rx, ry, channel in the block:                                    by 1, 2 or 4 unrolled
@@ -15,7 +15,8 @@ loads never are the bottleneck where blocks >= 2. The block is innermost for a r
 all broadcasts alive and spills (72 instead of 236 GFLOP/s on a Zen 5 core). So are the rows of taps inside of the columns: LLVM
 unrolls the inner two loops, finds the same pixel under different columns of taps, keeps it for later and spills.
 
-Where neither the input nor the weights stay in L2, so many rows go together that their input does, and the weights pass for each.
+Where neither the input nor the weights stay in L2, so many rows go together that their input does, and the weights pass for each;
+on one core D then is made for these rows alone, just before.
 Where not even the weights of a block group stay there, C/b goes outside of the rows: the sums of all pixels of a block group then
 lie in cache, LLVM keeps those of a tile in registers for one block of input channels, and each tile asks for the weights of the
 next block.
@@ -137,8 +138,9 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
     v, vn = sch.split(v, [None, params.columns])
     i, step = sch.split(i, [None, params.unroll])
     inside = [step, hn, vn, kn]
+    together = _rows_in_l2(layer, params.rows) if params.order == ROWS_OUTSIDE else 1
     if params.order == ROWS_OUTSIDE:
-        h, row = sch.split(h, [None, _rows_in_l2(layer, params.rows)])
+        h, row = sch.split(h, [None, together])
         outer = [n, h, k, row, v, c]
     else:
         outer = [n, k, h, v, c] if params.order == BLOCKS_OUTSIDE else [n, k, c, h, v]
@@ -165,7 +167,10 @@ def schedule(sch: Any, layer: Layer, params: DirectParams) -> None:
             depth -= 2
         stages.unroll_and_vectorize(sch, sch.decompose_reduction(sums, c), depth)
     if copies(layer):
-        stages.schedule_pad(sch, layer)
+        placed = together > 1 and layer.machine.cores == 1
+        if placed:
+            sch.compute_at(sch.get_sblock(stages.PAD), h, preserve_unit_loops=True)
+        stages.schedule_pad(sch, layer, placed=placed)
 
 
 def copies(layer: Layer) -> bool:
