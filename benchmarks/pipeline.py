@@ -5,7 +5,9 @@
 with one item per message. `--library miopen` runs the fin double as a subprocess: the figure is the share of the wall
 time, including worker start, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` per
 solver; with 0 the share is dominated by starting a Python program. `--memory` compares the coordinator's peak memory for
-10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers.
+10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers. `--baseline DIR` compares with
+another checkout, which has a `.venv` of its own, such as one of the first release (commit a1b94d1): both run in turn,
+`--rounds` times, and the ratios are those of the medians. On a busy machine look at the CPU seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.baseline import compare
 from benchmarks.harness import Outcome
 from benchmarks.servers import CpuMeter, home, peak_mib
 
@@ -30,6 +33,7 @@ BUDGET_NOT_FIN_SHARE = 0.15
 _MEMORY_JOBS = (10_000, 200_000)
 _BASELINE_TASKS = 2000
 _JOBS = {"noop": 60_000, "miopen": 350}
+_ROUNDS = 3
 _STEPS = {"noop": "build", "miopen": "miopen_find_compile,miopen_find_eval"}
 
 
@@ -54,6 +58,8 @@ def main() -> int:
     parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
     parser.add_argument("--fin-s", type=float, default=0.25, help="seconds that the fin double takes per solver")
     parser.add_argument("--memory", action="store_true", help="measure the coordinator's memory at two sizes")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each checkout, for --baseline")
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=2, metavar=("SESSION", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -61,6 +67,8 @@ def main() -> int:
         return _child(int(options.child[0]), options.child[1].split(","))
     count = options.jobs or _JOBS[options.library]
     steps = (options.steps or _STEPS[options.library]).split(",")
+    if options.baseline:
+        return compare(options.baseline, options.db, count, steps, options.rounds)
     with home(options.db) as folder:
         if options.library == "miopen":
             return _miopen(folder, count, steps, options.fin_s)
@@ -333,23 +341,23 @@ def _worker_alone(count: int) -> float:
 
 def _one_per_message() -> float:
     """Tasks per second of plain Celery: one no-op per message, published and run, including worker start."""
-    from tuna.celery_app import app
+    from benchmarks.plain_celery import app, no_op
 
     started = time.perf_counter()
     with app.producer_or_acquire() as producer:
         for _ in range(_BASELINE_TASKS):
-            app.send_task(
-                "tuna.run_chunk", kwargs={"chunk": "{}"}, queue="baseline", producer=producer, ignore_result=True
-            )
+            no_op.apply_async(("{}",), producer=producer)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "tuna.celery_app", "worker", "-Q", "baseline", "-c", "1"],
+        [sys.executable, "-m", "celery", "-A", "benchmarks.plain_celery", "worker", "-c", "1"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         with app.connection_for_read() as connection:
             client = connection.default_channel.client
-            while client.llen("baseline") or client.hlen("unacked"):
+            while client.llen(app.conf.task_default_queue) or client.hlen("unacked"):
+                if worker.poll() is not None:
+                    raise SystemExit(f"The worker of plain Celery ended with exit code {worker.returncode}.")
                 time.sleep(0.02)
         return _BASELINE_TASKS / (time.perf_counter() - started)
     finally:
