@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import math
 import os
 import socket
@@ -130,6 +131,9 @@ class Coordinator:
         going = True
         with contextlib.ExitStack() as stack:
             stack.enter_context(structlog.contextvars.bound_contextvars(session=self._work.session_id))
+            # Full collections looked through all imported modules again and again, a fifth of the CPU time.
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             if self._engine.dialect.name != "sqlite":  # which has one writer at a time
                 # While a server works on one transaction, we prepare the other.
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
