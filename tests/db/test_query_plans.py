@@ -151,7 +151,7 @@ def entries(chunks: list[claim.ClaimedChunk]) -> list[Entry]:
 @pytest.mark.parametrize("step", ["build", "measure"])
 def test_claiming_goes_by_index(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(LIBRARY, "uses_known_params", True, raising=False)
-    monkeypatch.setattr("tuna.pipeline.work_items._config_json", lambda _: {})
+    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
     check(engine, lambda: claimed(engine, step), "job", "config", "find_db")
 
 
@@ -159,7 +159,7 @@ def test_claiming_goes_by_index(engine: sa.Engine, monkeypatch: pytest.MonkeyPat
 def test_draining_goes_by_index(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr("tuna.pipeline.work_items._config_json", lambda _: {})
+    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
     made = entries(claimed(engine, step))
     check(
         engine,
@@ -172,7 +172,7 @@ def test_draining_goes_by_index(
 def test_a_chunk_that_was_started_or_comes_back_is_found_by_index(
     engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuna.pipeline.work_items._config_json", lambda _: {})
+    monkeypatch.setattr("tuna.pipeline.work_items.json_object", lambda _: {})
     chunks = [chunk.id for chunk in claimed(engine, "build")]
     for kind in (ReportKind.STARTED, ReportKind.RETURNED):
         made = [Entry("1-1", Report(kind=kind, chunk=chunk, worker="w")) for chunk in chunks]

@@ -14,6 +14,13 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
+def naive_utc(value: datetime) -> datetime:
+    """`value` in UTC, as both databases store it. Naive datetimes raise ValueError: their zone is unknown."""
+    if value.tzinfo is None:
+        raise ValueError("a datetime without a time zone")
+    return value.astimezone(timezone.utc).replace(tzinfo=None)
+
+
 def from_epoch(seconds: float) -> datetime | None:
     """Seconds since the epoch as UTC; None for 0, which means unknown."""
     return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None
@@ -33,11 +40,7 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Convert to naive UTC, which is what both databases store."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("a datetime without a time zone")
-        return value.astimezone(timezone.utc).replace(tzinfo=None)
+        return None if value is None else naive_utc(value)
 
     def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Mark the stored value as UTC."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from tuna.db.models import Job
+from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
-from tuna.pipeline.job_rows import WaitingRow
 from tuna.pipeline.leases import new_id
 from tuna.pipeline.scope import Scope
 from tuna.pipeline.states import CLAIMABLE, queued
-from tuna.pipeline.work_items import work_items
+from tuna.pipeline.work_items import json_object, work_items
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,20 @@ _LEASE = (
 )
 
 
-_COLUMNS = (Job.id, Job.config_id, Job.solver_id, Job.steps, Job.options, Job.attempt, Job.isolate, Job.avoid)
+class _Waiting(NamedTuple):
+    """A job that waits for a worker."""
+
+    options: dict[str, Any]
+    id: int
+    config_id: int
+    solver_id: int
+    steps: str
+    attempt: int
+    isolate: bool
+    avoid: str | None
+
+
+_COLUMNS = packed(getattr(Job, name) for name in _Waiting._fields)
 
 
 def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0) -> list[ClaimedChunk]:
@@ -82,20 +95,20 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
         yield group
 
 
-def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[WaitingRow]:
+def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[_Waiting]:
     """Jobs that wait for `step` and are due, oldest first, locked."""
-    rows: list[WaitingRow] = []
+    rows: list[_Waiting] = []
     ready = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
     for state in CLAIMABLE[step.resource]:
         if len(rows) >= limit:
             break
         # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
-        found = connection.execute(
-            sa.select(*_COLUMNS)
+        query = (
+            sa.select(_COLUMNS)
             .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value, ready)
             .order_by(Job.id)
             .limit(limit - len(rows))
             .with_for_update(skip_locked=True)
-        ).all()
-        rows += cast("Sequence[WaitingRow]", found)
+        )
+        rows += [_Waiting(json_object(options), *values) for options, *values in unpacked(connection, query)]
     return rows

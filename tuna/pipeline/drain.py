@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -20,6 +20,7 @@ from tuna.db import models
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
+from tuna.db.packed import insert, packed, unpacked
 from tuna.db.types import from_epoch, utc_now
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, tail
@@ -45,26 +46,27 @@ log = structlog.get_logger(__name__)
 _BATCH_RESULTS = 5000
 _READ_ENTRIES = 50
 
+
+class _Job(NamedTuple):
+    """A job that a report is about: a `JobRow`."""
+
+    id: int
+    session_id: int
+    config_id: int
+    solver_id: int
+    state: str
+    step: str
+    steps: str
+    attempt: int
+    failures: int
+    uncharged: int
+    workload: str | None
+    chunk: str | None
+
+
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 #: Built once: building a statement costs more than running it. All go by primary key.
-_JOBS = (
-    sa.select(
-        Job.id,
-        Job.session_id,
-        Job.config_id,
-        Job.solver_id,
-        Job.state,
-        Job.step,
-        Job.steps,
-        Job.attempt,
-        Job.failures,
-        Job.uncharged,
-        Job.workload,
-        Job.chunk,
-    )
-    .where(Job.id.in_(_IDS))
-    .with_for_update()
-)
+_JOBS = sa.select(packed(getattr(Job, name) for name in _Job._fields)).where(Job.id.in_(_IDS)).with_for_update()
 _MOVE = (
     sa.update(Job)
     .where(Job.id.in_(_IDS))
@@ -244,8 +246,8 @@ class Drain:
         fetched: Fetched,
     ) -> None:
         ids = sorted({result.job_id for result, _ in results})
-        found = cast("Sequence[JobRow]", connection.execute(_JOBS, {"ids": ids}).all())
-        jobs, now = {row.id: row for row in found}, utc_now()
+        found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
+        jobs, now = {job.id: job for job in found}, utc_now()
         self._learn(connection, {job.session_id for job in jobs.values()})
         accepted: dict[int, _Outcome] = {}
         others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)  # of libraries that are not here
@@ -368,8 +370,7 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
         }
         for outcome in outcomes
     ]
-    if rows:
-        connection.execute(sa.insert(models.StepResult), rows)
+    insert(connection, models.StepResult, rows)
 
 
 def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes: Sequence[_Outcome]) -> None:

@@ -25,13 +25,6 @@ class ClaimRow(Protocol):
     def avoid(self) -> str | None: ...
 
 
-class WaitingRow(ClaimRow, Protocol):
-    """A job that waits for a worker."""
-
-    @property
-    def isolate(self) -> bool: ...
-
-
 class AttemptedRow(Protocol):
     """A job after an attempt: the input of its library's retry policy."""
 

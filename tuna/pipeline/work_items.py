@@ -68,13 +68,13 @@ def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _Stored
     for part in parts(sorted(ids)):
         query = sa.select(Config.id, Config.key, Config.json, Config.body).where(Config.id.in_(part))
         for config_id, key, text, body in connection.execute(query):
-            found[config_id] = _StoredConfig(key, _config_json(text), body)
+            found[config_id] = _StoredConfig(key, json_object(text), body)
     return found
 
 
 @functools.lru_cache(maxsize=10_000)
-def _config_json(text: str) -> dict[str, Any]:
-    """The object in a config's JSON; it is parsed to a `Config` only in a worker."""
+def json_object(text: str) -> dict[str, Any]:
+    """The object in the JSON of a config or of options, shared by all jobs that have it: do not change it."""
     found: dict[str, Any] = json.loads(text)
     return found
 
