@@ -2,7 +2,8 @@
 
 Each model of examples/make_models.py is imported, tuned for `--minutes`, built, and timed in turn with what is installed, on one
 core, in CPU time; the two ResNets once more with direct sums only. Everything lies in a new folder, so that nothing is known
-when the first model comes. A table goes to stderr. Also: a second build, a batch of eight that was never tuned.
+when the first model comes. A table goes to stderr. Also: a second build, and a batch of eight that was never tuned; with
+`--batch-minutes` it is tuned afterwards with 32 candidates, and its tasks are compared with what they took before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _LIMITS = {"resnet18": 0.55, "resnet50": 0.80, "mobilenetv2": 1.0}
 #: The same with direct sums only, for models that gain by Winograd.
 _DIRECT_LIMIT, _DIRECT = 0.95, ("resnet18", "resnet50")
 _SLOWER_UNTUNED, _OF_TASKS, _SECOND_BUILD_S, _LOOKUP_S, _BATCH_BUILD_S = 10.0, 1.15, 2.0, 0.05, 60.0
+#: A task that was never tuned, against the best of so many candidates: geometric mean over tasks.
+_NEVER_TUNED, _BATCH_CANDIDATES = 1.5, 32
 _CONVERSIONS = ("task from_blocks", "task to_blocks")
 
 
@@ -39,6 +42,10 @@ def main() -> int:
     parser.add_argument("--direct-minutes", type=float, default=1.0, help="of tuning direct sums; 0: leave them out")
     parser.add_argument("--size", type=int, default=224, help="rows and columns of an image")
     parser.add_argument("--batch", type=int, default=8, help="of the first model, never tuned; 0: leave it out")
+    parser.add_argument(
+        "--batch-minutes", type=float, default=0.0, help="of tuning that batch afterwards, to compare; 0: leave it out"
+    )
+    parser.add_argument("--only-batch", action="store_true", help="that batch alone, of which nothing is known then")
     parser.add_argument("--no-untuned", action="store_true", help="leave untuned TVM out, which takes seconds a run")
     parser.add_argument("--folder", type=Path, help="for models, results and libraries; default: a temporary one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the object there too")
@@ -58,7 +65,7 @@ class _Run:
         self._outcome = Outcome("model", {})
 
     def all(self) -> Outcome:
-        for name in self._options.models:
+        for name in self._options.models if not self._options.only_batch else ():
             self._model(name)
         if self._options.batch:
             self._never_tuned(self._options.models[0], self._options.batch)
@@ -171,6 +178,28 @@ class _Run:
         self._outcome.figures[f"{key} ms"] = statistics.median(built.times_ms["tuna"])
         classes = ", ".join(f"{count} {kind}" for kind, count in built.tasks.items())
         _say(f"{key}, never tuned: {classes}; built in {self._outcome.figures[f'{key} build s']:.0f} s")
+        if self._options.batch_minutes:
+            self._tuned_afterwards(f"{name}-{batch}", key, built)
+
+    def _tuned_afterwards(self, name: str, key: str, before: BuiltModel) -> None:
+        """What each convolution and product took in the model before tuning, against what the best of many candidates takes."""
+        from tuna import api
+
+        api.tune_model(name, candidates=_BATCH_CANDIDATES, minutes=self._options.batch_minutes)
+        after = api.build_model(name, self._folder / f"{name}-tuned.so", checks=api.Checks(rivals=False))
+        cores = {entry.task.label for entry in after.model.manifest.tasks if entry.task.core is not None}
+        times = {
+            label: (before.functions_ms[label], after.functions_ms[label]) for label in cores & set(after.tuned_ms)
+        }
+        self._outcome.figures[f"{key} tasks tuned to compare"] = float(len(times))
+        self._outcome.budget[f"{key} tasks tuned to compare"] = float(len(cores))
+        for label, (untuned_ms, tuned_ms) in sorted(times.items(), key=lambda entry: -entry[1][0]):
+            _say(f"{key}:   {untuned_ms / tuned_ms:.2f} = {untuned_ms:.2f} / {tuned_ms:.2f} ms {label}")
+        if times:
+            ratio = statistics.geometric_mean(untuned_ms / tuned_ms for untuned_ms, tuned_ms in times.values())
+            self._outcome.ratios[f"{key} never tuned against tuned"] = ratio
+            self._outcome.limits[f"{key} never tuned against tuned"] = _NEVER_TUNED
+            _say(f"{key}: {len(times)} of {len(cores)} tasks tuned; never tuned they take {ratio:.2f} times as long")
 
     def _limit(self, key: str, value: float, limit: float) -> None:
         self._outcome.figures[key], self._outcome.limits[key] = value, limit

@@ -69,8 +69,9 @@ def taken() -> Any:
         (applied(topi.argmax, 2, 64, axis=-1), False),
         (two_answers(), False),
         (taken(), False),
+        (function([topi.full((4,), "float32", 1.0)]), False),
     ],
-    ids=["softmax", "root", "view", "whole numbers", "two answers", "indices"],
+    ids=["softmax", "root", "view", "whole numbers", "two answers", "indices", "no inputs"],
 )
 def test_only_functions_of_fp32_with_one_answer_are_tuned(made: Any, can: bool, tmp_path: Path) -> None:
     assert tasks.can_be_tuned(tasks.module_of(tasks.to_text(made))) == can

@@ -23,7 +23,7 @@ class TvmJobOptions(CandidateOptions):
     first: str = Field(
         "",
         max_length=1000,
-        description="point of a family's space to try first, as `tuna show` has it; ignored where it is not",
+        description="point of a family's space to try first, as `tuna query` has it; ignored where it is not",
     )
 
 

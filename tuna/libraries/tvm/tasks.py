@@ -53,7 +53,7 @@ def can_be_tuned(module: tvm.IRModule) -> bool:
         function.body, (SBlock, lambda block: written.extend(region.source for region in block.writes))
     )
     outputs = [any(param.same_as(buffer) for buffer in written) for param in function.params]
-    return outputs[-1] and not any(outputs[:-1])
+    return outputs == [False] * (len(outputs) - 1) + [True] and len(outputs) > 1
 
 
 def cycles(module: tvm.IRModule) -> float:
