@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from typing import Any, Protocol
 
 import fsspec
@@ -31,6 +32,8 @@ MAX_BYTES = 1 << 30
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
 _FULL_TIMEOUT_S = 300.0
+#: Files that are deleted at a time.
+_REMOVERS = 8
 _POLL_S = 0.5
 #: Marker file that distinguishes a prepared store from an empty directory, such as an unmounted one.
 _MARKER = "tuna-artifacts"
@@ -59,6 +62,9 @@ class Files(Protocol):
 
     def renew(self, names: Sequence[str]) -> None:
         """Let those of these files that would expire soon live on; does nothing in a store without expiry."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete these files, or `release` them in a store with expiry; those that are not there are left out."""
 
 
 class UrlFiles:
@@ -138,6 +144,17 @@ class UrlFiles:
     def renew(self, names: Sequence[str]) -> None:
         """Files do not expire."""
 
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete the files, several at a time."""
+
+        def remove(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._place(name))
+
+        with self._translated_errors("written"), futures.ThreadPoolExecutor(_REMOVERS) as pool:
+            for _ in pool.map(remove, names):
+                pass
+
     def _place(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"
 
@@ -207,6 +224,11 @@ class RedisFiles:
     def release(self, names: Sequence[str]) -> None:
         """Shorten their expiry; not deleted, because a result that is not yet drained may name them again."""
         self._expire(names, _RELEASED_TTL_S)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """They expire soon."""
+        with _translated_redis_errors():
+            self.release(names)
 
     def renew(self, names: Sequence[str]) -> None:
         """Those that would expire in less than half of `_TTL_S` live for `_TTL_S` again."""

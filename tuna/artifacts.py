@@ -126,6 +126,10 @@ class Artifacts:
         """Let these artifacts expire early, where the store expires entries: no job needs them."""
         self._files.release(self._names(digests))
 
+    def remove(self, digests: Iterable[str]) -> None:
+        """Delete these artifacts; where the store expires entries, let them expire early. No job needs them."""
+        self._files.remove(self._names(digests))
+
     def renew(self, digests: Iterable[str]) -> None:
         """Let those of these artifacts that are there live on, where the store expires entries."""
         self._files.renew(self._names(digests))

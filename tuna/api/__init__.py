@@ -14,6 +14,13 @@ They use the settings of the process (`TUNA_*`), as the commands do, and raise `
 no time: each function imports what it needs.
 """
 
+from tuna.api.archives import (
+    archive_session,
+    check_deletion,
+    delete_session,
+    list_sessions,
+    restore_session,
+)
 from tuna.api.capture import CapturedProgram, capture
 from tuna.api.configs import (
     ImportedConfigs,
@@ -105,15 +112,18 @@ __all__ = [
     "Upgrade",
     "Worker",
     "add_network",
+    "archive_session",
     "build_model",
     "cancel",
     "capture",
     "check_databases",
+    "check_deletion",
     "check_device",
     "compare_databases",
     "compare_sessions",
     "coverage",
     "create_token",
+    "delete_session",
     "doctor",
     "enqueue",
     "export",
@@ -129,6 +139,7 @@ __all__ = [
     "list_job_options",
     "list_models",
     "list_networks",
+    "list_sessions",
     "list_solvers",
     "list_tables",
     "list_tokens",
@@ -142,6 +153,7 @@ __all__ = [
     "remote_exec",
     "report",
     "reproduce",
+    "restore_session",
     "retry",
     "revoke_token",
     "run",

@@ -192,10 +192,10 @@ def cancel(session_id: int, *, jobs: Sequence[int] = (), tag: str | None = None)
 
     engine, library = open_database(), get_library(session_library(session_id))
     done = job_actions.cancel(engine, library, job_actions.Selection(session_id, jobs, tag=tag))
-    return CanceledJobs(done.states, _drop_leases(engine, done.chunks))
+    return CanceledJobs(done.states, drop_leases(engine, done.chunks))
 
 
-def _drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
+def drop_leases(engine: sa.Engine, chunks: set[str]) -> bool:
     """Drop the leases, so that workers stop; False without Redis."""
     if not chunks:
         return True

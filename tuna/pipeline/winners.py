@@ -190,7 +190,7 @@ class Winners:
             blob = blobs[digest] if digest in blobs else self._artifacts.get(digest)
             if isinstance(blob, KeyError):
                 raise blob
-            if not _fits(connection, len(blob)):
+            if not fits(connection, len(blob)):
                 raise StorageFull(
                     f"artifact {digest} has {len(blob) >> 20} MiB, more than the database server takes; "
                     "set its max_allowed_packet to 256M, then `tuna retry --session-id ID --cause infra`"
@@ -261,7 +261,7 @@ def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int,
     return found
 
 
-def _fits(connection: sa.Connection, size_bytes: int) -> bool:
+def fits(connection: sa.Connection, size_bytes: int) -> bool:
     """Whether one statement may carry an artifact of this size. On a longer one MySQL closes the connection, as in an outage."""
     if connection.dialect.name == "sqlite" or size_bytes <= _SMALL_BYTES:
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
@@ -40,6 +41,10 @@ class Environment(Base):
     machine_key: Mapped[str] = text(16, index=True, server_default="")  #: `key` without the conditions
 
 
+def _new_uuid() -> str:
+    return str(uuid4())
+
+
 class Session(Base):
     """One tuning run in one environment, with a reason."""
 
@@ -48,6 +53,7 @@ class Session(Base):
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     reason: Mapped[str] = text(255)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)  #: in every database
     __table_args__ = table(UniqueConstraint("environment_id", "reason"))
 
 

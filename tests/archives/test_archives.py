@@ -1,0 +1,302 @@
+"""A session goes into a file and out of it, into this or another database, and is the same; bad files change nothing."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from jobs_builder import make_jobs
+
+from tuna.archives import sizes, tables
+from tuna.archives.file import verify
+from tuna.archives.restore import restore
+from tuna.archives.write import archive
+from tuna.db.engine import make_engine, reading, writing
+from tuna.db.models import Base, Config, FindDb, FindDbKernel, Job, Kernel, Session, Solver, StepResult, Trial
+from tuna.errors import BadInput, NotFound
+
+SESSIONS = range(1, 6)
+
+
+def counts(engine: sa.Engine) -> dict[str, int]:
+    with reading(engine) as connection:
+        return {
+            name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+            for name, table in Base.metadata.tables.items()
+        }
+
+
+def contents(path: Path) -> list[Any]:
+    """The lines of an archive."""
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def rewritten(path: Path, lines: list[Any]) -> Path:
+    """A file with these lines and the hash that they have."""
+    data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines[:-1])
+    end = json.dumps(["end", hashlib.sha256(data).hexdigest()], separators=(",", ":")).encode() + b"\n"
+    path.write_bytes(gzip.compress(data + end))
+    return path
+
+
+def facts(engine: sa.Engine, session_id: int) -> dict[str, list[Any]]:
+    """All that a session has, without ids."""
+    keys: tuple[Any, ...] = (Config.key, Solver.name)
+    of_job = (*keys, Job.steps)
+    queries: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+        "job": (Job, of_job, sa.select().select_from(Job)),
+        "trial": (Trial, (*of_job, Trial.number), sa.select().select_from(Trial).join(Job)),
+        "step_result": (
+            StepResult,
+            (*of_job, StepResult.step, StepResult.attempt),
+            sa.select().select_from(StepResult).join(Job),
+        ),
+        "find_db": (FindDb, keys, sa.select().select_from(FindDb)),
+        "code": (FindDbKernel, (*keys, FindDbKernel.number), sa.select().select_from(FindDbKernel).join(FindDb)),
+    }
+    ids = {"id", "session_id", "config_id", "solver_id", "job_id", "find_db_id", "final_job_id"}
+    found = {}
+    with reading(engine) as connection:
+        for name, (table, order, query) in queries.items():
+            owner = FindDb if table in (FindDb, FindDbKernel) else Job
+            columns = [column for column in table.__table__.columns if column.name not in ids]
+            query = query.add_columns(*order, *columns).join(Config, Config.id == owner.config_id)
+            query = query.join(Solver, Solver.id == owner.solver_id).where(owner.session_id == session_id)
+            found[name] = [tuple(row) for row in connection.execute(query.order_by(*order))]
+    return found
+
+
+@pytest.mark.parametrize("session_id", SESSIONS)
+def test_another_tuna_restores_identical_rows(
+    source: sa.Engine, engine: sa.Engine, tmp_path: Path, session_id: int
+) -> None:
+    """An archive of what was restored is the same file, byte for byte, whichever database it is in."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    header = archive(source, session_id, first)
+    found = restore(engine, first)
+    assert (found.session_id, found.jobs, found.new_ids) == (session_id, header.jobs, ())
+    archive(engine, session_id, again)
+    assert again.read_bytes() == first.read_bytes()
+    assert {name for name, _ in contents(first)[1:-1]} <= {*tables.SHARED, *tables.OWN, "batch"}
+    with reading(engine) as connection:
+        for digest, blob in connection.execute(sa.select(Kernel.digest, Kernel.blob)):
+            assert hashlib.sha256(blob).hexdigest() == digest
+
+
+def test_where_ids_are_taken_the_session_gets_new_ones(source: sa.Engine, engine: sa.Engine, tmp_path: Path) -> None:
+    make_jobs(engine, 3)
+    before = counts(engine)
+    others = {}
+    for session_id in SESSIONS:
+        archive(source, session_id, tmp_path / str(session_id))
+        found = restore(engine, tmp_path / str(session_id))
+        others[session_id] = found.session_id
+        assert facts(engine, found.session_id) == facts(source, session_id)
+        if session_id == 1:
+            assert set(found.new_ids) >= {"session", "job"}
+    assert len({*others.values(), 1}) == 6
+    there, origin = counts(engine), counts(source)
+    for name in ("job", "trial", "step_result", "find_db", "find_db_kernel", "solver_applicability"):
+        assert there[name] - before[name] == origin[name], name
+    assert there["kernel"] <= origin["kernel"]
+    assert len(facts(engine, 1)["job"]) == 30, "and the session that was there is as it was"
+
+
+def test_a_session_is_restored_once(source: sa.Engine, engine: sa.Engine, tmp_path: Path) -> None:
+    archive(source, 2, tmp_path / "file")
+    restore(engine, tmp_path / "file")
+    before = counts(engine)
+    for reason in (None, "another"):
+        with pytest.raises(BadInput, match="is session 2, which is here already"):
+            restore(engine, tmp_path / "file", reason)
+    with pytest.raises(BadInput, match="here already"):
+        restore(source, tmp_path / "file")
+    assert counts(engine) == before
+
+
+def test_a_session_of_the_same_environment_and_reason_needs_another_reason(
+    source: sa.Engine, engine: sa.Engine, tmp_path: Path
+) -> None:
+    archive(source, 2, tmp_path / "file")
+    restore(engine, tmp_path / "file")
+    with writing(engine) as connection:
+        connection.execute(sa.update(Session).values(uuid="another one"))
+    before = counts(engine)
+    with pytest.raises(BadInput, match="same reason") as error:
+        restore(engine, tmp_path / "file")
+    assert "--reason" in error.value.hint
+    assert counts(engine) == before
+    found = restore(engine, tmp_path / "file", "from elsewhere")
+    assert found.reason == "from elsewhere"
+    assert facts(engine, found.session_id) == facts(source, 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, _upgraded: Path) -> bytes:
+    """An archive."""
+    path = tmp_path_factory.mktemp("whole") / "file"
+    archive(make_engine(f"sqlite:///{_upgraded}"), 2, path)
+    return path.read_bytes()
+
+
+def _flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[: len(data) // 2], "cut off"),
+        (lambda data: data[:-1], "cut off"),
+        (lambda data: data[:30], "cut off|no archive"),
+        (lambda data: b"", "no archive"),
+        (lambda data: b"PK\x03\x04 a zip file", "no archive"),
+        (lambda data: gzip.compress(b"some text\nof somebody\n"), "no archive"),
+        (lambda data: gzip.compress(b'["other",{}]\n'), "no archive"),
+        (lambda data: gzip.compress(b"[" * 100_000), "no archive"),
+        (lambda data: _flipped(data, len(data) // 2), "damaged|cut off"),
+        (lambda data: _flipped(data, len(data) - 6), "damaged"),
+        (lambda data: gzip.compress(gzip.decompress(data).replace(b'"evaluated"', b'"errored"', 1)), "damaged"),
+        (lambda data: gzip.compress(gzip.decompress(data)[:-200]), "cut off|damaged"),
+        (lambda data: gzip.compress(gzip.decompress(data) + b"more"), "damaged"),
+        (lambda data: gzip.compress(gzip.decompress(data).replace(b'"version":1', b'"version":2', 1)), "version 2"),
+    ],
+    ids=range(14),
+)
+def test_a_file_that_is_damaged_cut_off_or_foreign_is_refused_before_anything_is_written(
+    sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, damage: Any, says: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(damage(whole))
+    before = counts(sqlite_engine)
+    with pytest.raises(BadInput, match=says):
+        restore(sqlite_engine, path)
+    assert counts(sqlite_engine) == before
+
+
+def _row(lines: list[Any], name: str) -> list[Any]:
+    return next(line[1] for line in lines if line[0] == name)
+
+
+def _without(lines: list[Any], name: str) -> None:
+    lines.remove(next(line for line in lines if line[0] == name))
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda lines: _row(lines, "kernel").__setitem__(1, "ZXZpbA=="),
+        lambda lines: _row(lines, "job").__setitem__(1, 999),
+        lambda lines: _row(lines, "job").__setitem__(5, None),
+        lambda lines: _row(lines, "job").append(1),
+        lambda lines: _row(lines, "trial").__setitem__(2, "1); DROP TABLE job"),
+        lambda lines: lines.insert(5, ["installation", [1, "n", "s"]]),
+        lambda lines: lines[0][1]["columns"].__setitem__("job", ["id", "nosuch"]),
+        lambda lines: lines[0][1]["columns"].__setitem__("job", ["id"]),
+        lambda lines: lines[0][1].pop("uuid"),
+        lambda lines: _without(lines, "job"),
+        lambda lines: _without(lines, "session"),
+        lambda lines: _without(lines, "environment"),
+    ],
+    ids=range(12),
+)
+def test_a_forged_file_leaves_nothing(sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any) -> None:
+    """With a hash that is right."""
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    lines = contents(path)
+    forge(lines)
+    before = counts(sqlite_engine)
+    with pytest.raises(BadInput):
+        restore(sqlite_engine, rewritten(path, lines))
+    assert counts(sqlite_engine) == before
+
+
+def test_a_file_of_an_older_schema_gets_the_defaults_of_newer_columns(
+    sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    lines = contents(path)
+    place = lines[0][1]["columns"]["job"].index("uncharged")
+    lines[0][1]["columns"]["job"].pop(place)
+    for name, row in lines:
+        if name == "job":
+            row.pop(place)
+    found = restore(sqlite_engine, rewritten(path, lines))
+    with reading(sqlite_engine) as connection:
+        query = sa.select(Job.uncharged).where(Job.session_id == found.session_id).distinct()
+        assert connection.execute(query).scalars().all() == [0]
+
+
+def test_what_cannot_be_archived_leaves_no_file(source: sa.Engine, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        archive(source, 99, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_the_archive_is_of_one_moment(engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written while it is made."""
+    session_id = make_jobs(engine, 120)
+    seen: list[tuple[int, int]] = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if not seen:
+            with writing(engine) as connection:
+                connection.execute(sa.update(Job).values(state="canceled"))
+        seen.append((done, total))
+
+    archive(engine, session_id, tmp_path / "file", meanwhile)
+    assert seen == [(500, 1200), (1000, 1200), (1200, 1200)]
+    verify(tmp_path / "file")
+    names = contents(tmp_path / "file")[0][1]["columns"]["job"]
+    jobs = [dict(zip(names, row, strict=True)) for name, row in contents(tmp_path / "file") if name == "job"]
+    assert {job["state"] for job in jobs} == {"new"}
+
+
+def test_memory_does_not_grow_with_the_session(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+    def peak(layers: int) -> int:
+        session_id = make_jobs(sqlite_engine, layers) if layers == 100 else _more(sqlite_engine, layers)
+        tracemalloc.start()
+        archive(sqlite_engine, session_id, tmp_path / str(layers))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small, large = peak(100), peak(800)
+    assert large < 1.5 * small
+
+
+def _more(engine: sa.Engine, layers: int) -> int:
+    """The jobs of the library's session for more layers."""
+    with writing(engine) as connection:
+        connection.execute(sa.delete(Job))
+        connection.execute(sa.delete(Session))
+    return make_jobs(engine, layers)
+
+
+def test_what_sessions_have_and_take(source: sa.Engine) -> None:
+    found = sizes.read(source)
+    assert [one.id for one in found] == list(SESSIONS)
+    with reading(source) as connection:
+        for one in found:
+            jobs = sa.select(sa.func.count()).where(Job.session_id == one.id)
+            assert sum(one.jobs.values()) == connection.execute(jobs).scalar_one()
+            trials = sa.select(sa.func.count()).select_from(Trial).join(Job).where(Job.session_id == one.id)
+            assert one.trials == connection.execute(trials).scalar_one()
+            results = sa.select(sa.func.count()).where(FindDb.session_id == one.id)
+            assert one.results == connection.execute(results).scalar_one()
+            assert (one.trial_bytes > 0) is (one.trials > 0)
+            assert (one.artifact_bytes > 0) is (one.artifacts > 0)
+            assert one.state in ("running", "waiting", "ended", "empty")
+    assert len({one.uuid for one in found}) == 5
+    assert any(one.golden for one in found)
+    assert sizes.read(source, 3) == [found[2]]
+    with pytest.raises(NotFound):
+        sizes.read(source, 99)

@@ -1,0 +1,70 @@
+"""`tuna session`: list, show, archive, restore, delete."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuna.settings import get_settings
+
+TypeIn = Callable[..., Any]
+
+
+def test_a_session_is_listed_archived_deleted_and_restored(
+    loaded: TypeIn, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = json.loads(loaded("tuna", "session", "list", "--json").out)
+    assert [(one["id"], one["state"], one["jobs"]) for one in listed] == [(1, "waiting", {"new": 20})]
+    assert "noop" in loaded("tuna", "session", "list").out
+    shown = loaded("tuna", "session", "show", 1).out
+    assert "20 (20 new)" in shown
+    assert listed[0]["uuid"] in shown
+    assert json.loads(loaded("tuna", "session", "show", 1, "--json").out) == listed[0]
+
+    file = tmp_path / "session.tuna"
+    ended = loaded("tuna", "session", "archive", 1, file)
+    assert (ended.code, file.exists()) == (0, True)
+    assert ended.out.startswith("session 1 (noop: test), 20 jobs")
+    ended = loaded("tuna", "session", "restore", file)
+    assert (ended.code, "here already" in ended.err) == (2, True)
+
+    ended = loaded("tuna", "session", "delete", 1)
+    assert (ended.code, "--yes" in ended.err) == (2, True), "there is no terminal to ask on"
+    ended = loaded("tuna", "session", "delete", 1, "--yes")
+    assert ended.out == "session 1 (noop: test) deleted: 20 jobs, 0 results, 0 artifacts\n"
+    assert json.loads(loaded("tuna", "session", "list", "--json").out) == []
+    assert loaded("tuna", "session", "show", 1).code == 3
+    assert loaded("tuna", "configs", "-t", "small").code == 0, "layers stay"
+
+    ended = loaded("tuna", "session", "restore", file)
+    assert ended.out == "session 1 (noop: test) restored: 20 jobs\n"
+    monkeypatch.setenv("TUNA_HOME", str(tmp_path / "elsewhere"))
+    get_settings.cache_clear()
+    assert loaded("tuna", "session", "restore", file, "--reason", "from home").code == 0
+    (there,) = json.loads(loaded("tuna", "session", "list", "--json").out)
+    assert (there["reason"], there["uuid"], there["jobs"]) == ("from home", listed[0]["uuid"], {"new": 20})
+
+
+def test_jobs_that_run_are_canceled_first_or_are_in_the_way(loaded: TypeIn, home: Path) -> None:
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        connection.execute("UPDATE job SET state = 'compiling', chunk = 'c' WHERE id = 1")
+    for words in ((), ("--yes",)):
+        ended = loaded("tuna", "session", "delete", 1, *words)
+        assert (ended.code, "1 job with workers" in ended.err) == (2, True)
+    ended = loaded("tuna", "session", "delete", 1, "--cancel", "--yes")
+    assert (ended.code, "deleted: 20 jobs" in ended.out) == (0, True), ended
+
+
+def test_an_unknown_session_and_a_foreign_file_are_refused(loaded: TypeIn, tmp_path: Path) -> None:
+    for words in (("show", 7), ("archive", 7, tmp_path / "file"), ("delete", 7, "--yes")):
+        ended = loaded("tuna", "session", *words)
+        assert (ended.code, "There is no session 7." in ended.err) == (3, True)
+    assert not (tmp_path / "file").exists()
+    (tmp_path / "other").write_text("layers")
+    ended = loaded("tuna", "session", "restore", tmp_path / "other")
+    assert (ended.code, "is no archive of a session" in ended.err) == (2, True)

@@ -1,0 +1,1 @@
+"""Sessions as a whole: what they take, their archives, and their end."""

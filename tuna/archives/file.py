@@ -1,0 +1,144 @@
+"""The file of an archived session: lines of JSON, compressed by gzip, with a header first and a hash last.
+
+Each line is `[name, value]`. The first is `["tuna-session", header]`, rows of tables follow in batches, each ended by
+`["batch", null]`, and the last is `["end", SHA-256 of all bytes before it]`. Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuna.artifact_files import MAX_BYTES
+from tuna.errors import BadInput
+from tuna.files import atomic_file
+
+NAME, VERSION = "tuna-session", 1
+BATCH, END = "batch", "end"
+#: Longest line: the largest artifact in base64, and its row.
+_MAX_LINE_BYTES = MAX_BYTES // 3 * 4 + (1 << 20)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an archive says of itself before its rows."""
+
+    uuid: str  #: of the session
+    library: str
+    reason: str
+    tuna: str  #: version that wrote it
+    schema: str  #: revision of the database's schema
+    columns: Mapping[str, Sequence[str]]  #: by table, in the order of a row's values
+    ids: Mapping[str, Sequence[int]]  #: by table, the least and the largest id
+    jobs: int
+
+    def json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {"version": VERSION, **vars(self)}
+
+
+class ArchiveWriter:
+    """Appends lines to an archive."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def line(self, name: str, value: Any) -> None:
+        """Append one line."""
+        data = _line(name, value)
+        self._hash.update(data)
+        self._stream.write(data)
+
+    def end(self) -> None:
+        """Append the hash."""
+        self._stream.write(_line(END, self._hash.hexdigest()))
+
+
+@contextlib.contextmanager
+def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
+    """Write an archive, which appears under its name only when it is whole; equal rows give equal bytes."""
+    with (
+        atomic_file(path) as temporary,
+        open(temporary, "wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream,
+    ):
+        archive = ArchiveWriter(stream)
+        archive.line(NAME, header.json())
+        yield archive
+        archive.end()
+
+
+def verify(path: Path) -> Header:
+    """The header of an archive that was read to its end and has the hash that it names; raises BadInput."""
+    header: Header | None = None
+    for name, value in _checked(path):
+        if header is None:
+            header = _header(path, name, value)
+    if header is None:
+        raise BadInput(f"{path} is no archive of a session.")
+    return header
+
+
+def rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The lines between header and end, (name, value); raises BadInput as `verify` does, at the end at the latest."""
+    lines = _checked(path)
+    next(lines, None)
+    yield from lines
+
+
+def _checked(path: Path) -> Iterator[tuple[str, Any]]:
+    """All lines but the last, whose hash must be theirs."""
+    found, read = hashlib.sha256(), 0
+    try:
+        with gzip.open(path, "rb") as stream:
+            while data := stream.readline(_MAX_LINE_BYTES):
+                name, value = json.loads(data)
+                if name == END:
+                    if value != found.hexdigest() or stream.read(1):
+                        raise BadInput(f"{path} is damaged: its contents do not have the hash that it names.")
+                    return
+                if not read and name != NAME:
+                    break
+                found.update(data)
+                read += 1
+                yield name, value
+    except gzip.BadGzipFile as error:
+        if not read:
+            raise BadInput(f"{path} is no archive of a session.") from None
+        raise BadInput(f"{path} is damaged: {error}.") from None
+    except EOFError:
+        raise BadInput(f"{path} is cut off: its end is missing.", hint="copy it again, or archive again") from None
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        if not read:
+            raise BadInput(f"{path} is no archive of a session.") from None
+        raise BadInput(f"{path} is damaged: {str(error)[:100]}.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    if read:
+        raise BadInput(f"{path} is cut off: its end is missing.", hint="copy it again, or archive again")
+    raise BadInput(f"{path} is no archive of a session.")
+
+
+def _header(path: Path, name: str, value: Any) -> Header:
+    if name != NAME or not isinstance(value, dict) or not isinstance(value.get("version"), int):
+        raise BadInput(f"{path} is no archive of a session.")
+    if value["version"] != VERSION:
+        raise BadInput(
+            f"{path} has version {value['version']} of the format, and this version of Tuna reads {VERSION}.",
+            hint=f"restore it with Tuna {value.get('tuna')}",
+        )
+    try:
+        return Header(**{key: one for key, one in value.items() if key != "version"})
+    except TypeError:
+        raise BadInput(f"{path} is damaged: its header is not complete.") from None
+
+
+def _line(name: str, value: Any) -> bytes:
+    return json.dumps([name, value], separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,162 @@
+"""Deleting a session: its jobs, trials and results, and the artifacts that nothing else needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from tuna.db import sessions
+from tuna.db.batches import parts
+from tuna.db.engine import reading, retrying, writing
+from tuna.db.models import (
+    Config,
+    FindDb,
+    FindDbKernel,
+    Golden,
+    GoldenEntry,
+    GoldenKernel,
+    Job,
+    Kernel,
+    Session,
+    SolverApplicability,
+    Trial,
+)
+from tuna.errors import BadInput
+from tuna.golden.versions import GoldenState
+from tuna.pipeline import needed_artifacts
+from tuna.vocabulary import IN_FLIGHT
+
+#: Results, and jobs with all that belongs to them, that are deleted in one transaction.
+_RESULTS, _JOBS, _CONFIGS = 1000, 500, 500
+#: Columns that refer to `kernel`.
+_KERNEL_COLUMNS = (FindDb.workload, FindDbKernel.kernel, GoldenEntry.workload, GoldenKernel.kernel, Config.body)
+
+
+@dataclass
+class Deleted:
+    """What was deleted."""
+
+    jobs: int = 0
+    results: int = 0
+    kernels: int = 0  #: artifacts in SQL
+    chunks: set[str] = field(default_factory=set)  #: that its jobs were in
+    golden: tuple[str, ...] = ()  #: versions that refer to it, for which its row stays
+
+
+def check(connection: sa.Connection, session_id: int) -> None:
+    """Raise NotFound, or BadInput for a session that must not be deleted as it is."""
+    sessions.get(connection, session_id)
+    running = sa.select(sa.func.count()).where(
+        Job.session_id == session_id, Job.state.in_([state.value for state in IN_FLIGHT])
+    )
+    if count := connection.execute(running).scalar_one():
+        raise BadInput(
+            f"Session {session_id} has {count} {'job' if count == 1 else 'jobs'} with workers or in queues.",
+            hint=f"cancel them: `tuna cancel --session-id {session_id}`, or add --cancel",
+        )
+    if drafts := _golden(connection, session_id, GoldenState.DRAFT):
+        raise BadInput(
+            f"The draft of golden version {drafts[0]} has results of session {session_id}, which its promotion looks at.",
+            hint=f"promote it first: `tuna golden promote {drafts[0].partition(' of ')[0]}`",
+        )
+
+
+def delete(
+    engine: sa.Engine,
+    session_id: int,
+    remove: Callable[[set[str]], None],
+    on_jobs: Callable[[int, int], None] | None = None,
+) -> Deleted:
+    """Delete a session that `check` accepts, in many short transactions: it may be repeated after an interruption.
+
+    Golden versions keep what they need: their entries, their artifacts, and the session's own row. `remove` is given the
+    artifacts of the store that no job needs any more; `on_jobs` gets the number of deleted jobs, and of all.
+    """
+    done = Deleted()
+    with reading(engine) as connection:
+        jobs = connection.execute(sa.select(sa.func.count()).where(Job.session_id == session_id)).scalar_one()
+    while _delete_results(engine, session_id, done):
+        pass
+    while _delete_jobs(engine, session_id, remove, done):
+        if on_jobs:
+            on_jobs(done.jobs, max(jobs, done.jobs))
+    while _delete_applicability(engine, session_id):
+        pass
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            done.golden = _golden(connection, session_id)
+            if not done.golden:
+                connection.execute(sa.delete(Session).where(Session.id == session_id))
+    return done
+
+
+def _golden(connection: sa.Connection, session_id: int, state: GoldenState | None = None) -> tuple[str, ...]:
+    query = (
+        sa.select(Golden.version, Golden.library)
+        .where(sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id))
+        .order_by(Golden.library, Golden.version)
+    )
+    if state is not None:
+        query = query.where(Golden.state == state.value)
+    return tuple(f"{row.version} of {row.library}" for row in connection.execute(query))
+
+
+def _delete_results(engine: sa.Engine, session_id: int, done: Deleted) -> bool:
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            query = sa.select(FindDb.id, FindDb.workload).where(FindDb.session_id == session_id).limit(_RESULTS)
+            found = connection.execute(query).all()
+            ids = [row.id for row in found]
+            code = sa.select(FindDbKernel.kernel).where(FindDbKernel.find_db_id.in_(ids)).distinct()
+            digests = {*connection.execute(code).scalars(), *(row.workload for row in found if row.workload)}
+            connection.execute(sa.delete(FindDb).where(FindDb.id.in_(ids)))
+            kernels = _delete_kernels(connection, digests)
+    done.results += len(found)
+    done.kernels += kernels
+    return bool(found)
+
+
+def _delete_kernels(connection: sa.Connection, digests: Iterable[str]) -> int:
+    """Delete artifacts of SQL that nothing refers to any more; returns how many."""
+    count = 0
+    for part in parts(sorted(digests)):
+        # Locked first: a drain that has found one there refers to it before it commits.
+        lock = sa.select(Kernel.digest).where(Kernel.digest.in_(part)).with_for_update()
+        unused = set(connection.execute(lock).scalars())
+        for column in _KERNEL_COLUMNS:
+            unused -= set(connection.execute(sa.select(column).where(column.in_(part)).distinct()).scalars())
+        if unused:
+            connection.execute(sa.delete(Kernel).where(Kernel.digest.in_(sorted(unused))))
+        count += len(unused)
+    return count
+
+
+def _delete_jobs(engine: sa.Engine, session_id: int, remove: Callable[[set[str]], None], done: Deleted) -> bool:
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            query = sa.select(Job.id, Job.chunk, Job.workload).where(Job.session_id == session_id).limit(_JOBS)
+            found = connection.execute(query.with_for_update()).all()
+            ids = [row.id for row in found]
+            built = sa.select(Trial.artifact).where(Trial.job_id.in_(ids), Trial.artifact.is_not(None)).distinct()
+            digests = {digest for digest in connection.execute(built).scalars() if digest}
+            digests |= {row.workload for row in found if row.workload}
+            digests |= needed_artifacts.settle(connection, ids)
+            connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
+            unneeded = digests - needed_artifacts.needed(connection, digests)
+    remove(unneeded)
+    done.jobs += len(found)
+    done.chunks |= {row.chunk for row in found if row.chunk}
+    return bool(found)
+
+
+def _delete_applicability(engine: sa.Engine, session_id: int) -> bool:
+    pair = SolverApplicability
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            mine = pair.session_id == session_id
+            query = sa.select(pair.config_id).where(mine).distinct().order_by(pair.config_id).limit(_CONFIGS)
+            configs: Sequence[int] = connection.execute(query).scalars().all()
+            connection.execute(sa.delete(pair).where(mine, pair.config_id.in_(configs)))
+    return bool(configs)

@@ -1,0 +1,279 @@
+"""A session from a file, in one transaction: either all of it is there afterwards, or nothing.
+
+Rows keep their ids where these are free. Where one of a table's is taken, all rows of the session in that table get new
+ones from the database, and what refers to them follows. Environments, solvers, configs, tags and artifacts are shared with
+other sessions: those that are there already stay as they are, and the session refers to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, IntegrityError
+
+from tuna.archives import tables
+from tuna.archives.file import BATCH, Header, rows, verify
+from tuna.db.batches import IN_LIST, parts
+from tuna.db.engine import writing
+from tuna.db.models import FindDb, Job, Session, SolverApplicability
+from tuna.db.upsert import upsert
+from tuna.errors import BadInput, StorageFull
+from tuna.pipeline.winners import fits
+from tuna.vocabulary import State
+
+#: Shared tables whose rows have ids, and the columns by which one is the same row elsewhere.
+_SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
+    "environment": ("key",),
+    "device": ("environment_id", "name"),
+    "solver": ("library", "name"),
+    "config": ("key",),
+}
+_Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A session that was restored, with the number of its jobs."""
+
+    session_id: int
+    reason: str
+    library: str
+    jobs: int
+    new_ids: tuple[str, ...]  #: tables whose rows got new ids
+
+
+def restore(
+    engine: sa.Engine, path: Path, reason: str | None = None, on_jobs: Callable[[int, int], None] | None = None
+) -> Restored:
+    """Restore an archive; `reason`: another one, where a session of the same environment has the archive's.
+
+    Raises BadInput for a file that is none, not whole, or of a session that is there already. `on_jobs` as in `archive`.
+    """
+    header = verify(path)
+    try:
+        with writing(engine) as connection:
+            restoration = _Restoration(connection, header, path, reason)
+            done = 0
+            for batch in _batches(rows(path), header):
+                restoration.write(batch)
+                done += len(batch.get("job", ()))
+                if on_jobs:
+                    on_jobs(done, header.jobs)
+            return restoration.finish()
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BadInput(
+            f"{path} cannot be restored by this version of Tuna: {error}.", hint=f"Tuna {header.tuna} wrote it"
+        ) from None
+    except (IntegrityError, DataError) as error:
+        raise BadInput(
+            f"{path} cannot be restored: {str(error.orig)[:200]}.",
+            hint="if another command was writing to the database, restore it again",
+        ) from None
+
+
+def _batches(lines: Iterable[tuple[str, Any]], header: Header) -> Iterator[dict[str, list[_Row]]]:
+    """Rows by table, as many at a time as were written together."""
+    readers = {name: tables.RowReader(name, names) for name, names in header.columns.items() if name in _KNOWN}
+    for is_end, group in itertools.groupby(lines, key=lambda line: line[0] == BATCH):
+        batch: dict[str, list[_Row]] = {}
+        for name, value in () if is_end else group:
+            if name not in readers:
+                raise ValueError(f"there is no table {name!s:.40}")
+            batch.setdefault(name, []).append(readers[name].read(value))
+        if batch:
+            yield batch
+
+
+_KNOWN = {*tables.SHARED, *tables.OWN}
+
+
+@dataclass
+class _Restoration:
+    connection: sa.Connection
+    header: Header
+    path: Path
+    reason: str | None
+    session_id: int = 0
+    jobs: int = 0
+    #: By table, ids here of ids in the archive. Of configs those of one batch alone.
+    ids: dict[str, dict[int, int]] = field(default_factory=dict)
+    new_ids: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        found = self.connection.execute(sa.select(Session.id).where(Session.uuid == self.header.uuid)).scalar()
+        if found is not None and not _is_empty(self.connection, found):
+            raise BadInput(
+                f"{self.path} is session {found}, which is here already.", hint=f"see: `tuna session show {found}`"
+            )
+        self.emptied = found
+        self.new_ids |= _taken(self.connection, self.path, self.header)
+
+    def write(self, batch: Mapping[str, list[_Row]]) -> None:
+        """Insert the rows of a batch, those that others refer to first."""
+        for row in batch.get("kernel", ()):
+            self._kernel(row)
+        for name in _SHARED_KEYS:
+            if name in batch:
+                self.ids[name] = self._merge(name, [self._translated(name, row) for row in batch[name]])
+        if "session" in batch:
+            self._session(*batch["session"])
+        for name in ("conv_config", "gemm_config", "batch_norm_config"):
+            self._shared(name, batch, ("config_id",))
+        self._shared("config_tag", batch, ("tag", "config_id"))
+        self._insert("solver_applicability", batch.get("solver_applicability", []))
+        jobs = batch.get("job", [])
+        for row in jobs:
+            if row["state"] not in {state.value for state in State}:
+                raise ValueError(f"there is no state {row['state']!r:.40}")
+        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps"))
+        self.jobs += len(jobs)
+        for name in ("step_result", "trial"):
+            self._insert(name, batch.get(name, []))
+        self.ids["find_db"] = self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
+        self._insert("find_db_kernel", batch.get("find_db_kernel", []))
+
+    def finish(self) -> Restored:
+        """What was restored; raises BadInput unless it is all that the header names."""
+        if not self.session_id or self.jobs != self.header.jobs:
+            raise BadInput(f"{self.path} is damaged: it has {self.jobs} of its {self.header.jobs} jobs.")
+        reason = self.reason or self.header.reason
+        new = tuple(name for name in ("session", *tables.WITH_IDS) if name in self.new_ids)
+        return Restored(self.session_id, reason, self.header.library, self.jobs, new)
+
+    def _kernel(self, row: _Row) -> None:
+        blob = row["blob"]
+        if hashlib.sha256(blob).hexdigest() != row["digest"] or len(blob) != row["size_bytes"]:
+            raise ValueError(f"artifact {row['digest']:.64} has other bytes than its name says")
+        if not fits(self.connection, len(blob)):
+            raise StorageFull(
+                f"An artifact of {self.path} has {len(blob) >> 20} MiB, more than the database server takes.",
+                hint="set its max_allowed_packet to 256M, and restore again",
+            )
+        upsert(self.connection, tables.table("kernel"), [row], key=("digest",))
+
+    def _session(self, row: _Row) -> None:
+        """Insert it, or take the row that golden versions kept of it."""
+        row = self._translated("session", row) | {"reason": self.reason or row["reason"], "uuid": self.header.uuid}
+        same = sa.select(Session.id).where(
+            Session.environment_id == row["environment_id"], Session.reason == row["reason"]
+        )
+        other = self.connection.execute(same).scalar()
+        archived = row["id"]
+        if self.emptied is not None:
+            self.session_id = self.emptied
+        elif other is not None:
+            raise BadInput(
+                f"Session {other} has the same environment and the same reason, {row['reason']!r}.",
+                hint=f"give this one another: `tuna session restore {self.path} --reason TEXT`",
+            )
+        else:
+            if self.connection.execute(sa.select(Session.id).where(Session.id == archived)).scalar() is not None:
+                del row["id"]
+            self.connection.execute(sa.insert(Session).values(**row))
+            self.session_id = self.connection.execute(same).scalar_one()
+        if self.session_id != archived:
+            self.new_ids.add("session")
+        self.ids["session"] = {archived: self.session_id}
+
+    def _merge(self, name: str, found: Sequence[_Row]) -> dict[int, int]:
+        """Insert those rows that are not there, by their keys; returns the ids of all."""
+        table, keys = tables.table(name), _SHARED_KEYS[name]
+        there = self._ids_by_key(table, keys, found)
+        missing = [row for row in found if tuple(row[key] for key in keys) not in there]
+        taken: set[int] = set()
+        for part in parts([row["id"] for row in missing]):
+            taken |= set(self.connection.execute(sa.select(table.c.id).where(table.c.id.in_(part))).scalars())
+        kept = [row for row in missing if row["id"] not in taken]
+        others = [{key: value for key, value in row.items() if key != "id"} for row in missing if row["id"] in taken]
+        for group in (kept, others):
+            upsert(self.connection, table, group, key=keys)
+        there |= self._ids_by_key(table, keys, missing)
+        return {row["id"]: there[tuple(row[key] for key in keys)] for row in found}
+
+    def _ids_by_key(self, table: sa.Table, keys: Sequence[str], found: Sequence[_Row]) -> dict[tuple[Any, ...], int]:
+        ids: dict[tuple[Any, ...], int] = {}
+        last = keys[-1]
+        for part in parts(sorted({row[last] for row in found})):
+            query = sa.select(table.c.id, *(table.c[key] for key in keys)).where(table.c[last].in_(part))
+            ids |= {tuple(row[1:]): row[0] for row in self.connection.execute(query)}
+        return ids
+
+    def _shared(self, name: str, batch: Mapping[str, list[_Row]], key: Sequence[str]) -> None:
+        found = [self._translated(name, row) for row in batch.get(name, ())]
+        upsert(self.connection, tables.table(name), found, key=key)
+
+    def _insert(self, name: str, found: Sequence[_Row], keys: Sequence[str] = ()) -> dict[int, int]:
+        """Insert rows of the session; returns their ids here by those in the archive, by the unique `keys`."""
+        if not found:
+            return {}
+        table = tables.table(name)
+        ids = [row.get("id") for row in found]
+        translated = [self._translated(name, row) for row in found]
+        if name in self.new_ids:
+            for row in translated:
+                del row["id"]
+        self.connection.execute(sa.insert(table), translated)
+        if not keys:
+            return {}
+        if name not in self.new_ids:
+            return {one: one for one in ids if one is not None}
+        there: dict[tuple[Any, ...], int] = {}
+        columns = [table.c[key] for key in keys]
+        for part in parts(sorted({row["config_id"] for row in translated})):
+            mine = (table.c.session_id == self.session_id, table.c.config_id.in_(part))
+            for one, *key in self.connection.execute(sa.select(table.c.id, *columns).where(*mine)):
+                there[tuple(key)] = one
+        pairs = zip(ids, translated, strict=True)
+        return {one: there[tuple(row[key] for key in keys)] for one, row in pairs if one is not None}
+
+    def _translated(self, name: str, row: _Row) -> _Row:
+        """The row with the ids of here instead of the archive's."""
+        found = dict(row)
+        for column in tables.table(name).columns:
+            for foreign in column.foreign_keys:
+                target, value = foreign.column.table.name, found.get(column.name)
+                if value is not None and foreign.column.name == "id":
+                    if value not in self.ids.get(target, {}):
+                        raise ValueError(f"{name}.{column.name} refers to {target} {value}, which is not in it")
+                    found[column.name] = self.ids[target][value]
+        return found
+
+
+def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
+    """The tables in which an id of the archive is taken; the file is read for it only where that may be."""
+    found: set[str] = set()
+    ids: dict[str, list[int]] = {}
+    for name in tables.WITH_IDS:
+        least, largest = header.ids.get(name) or (1, 0)
+        column = tables.table(name).c.id
+        between = sa.select(column).where(column.between(least, largest)).limit(1)
+        if connection.execute(between).scalar() is not None:
+            ids[name] = []
+    if not ids:
+        return found
+    places = {name: header.columns[name].index("id") for name in ids}
+    for name, value in itertools.chain(rows(path), ((name, None) for name in tuple(ids))):
+        if name not in ids or name in found:
+            continue
+        if value is not None:
+            ids[name].append(value[places[name]])
+        if value is None or len(ids[name]) == IN_LIST:
+            column = tables.table(name).c.id
+            if connection.execute(sa.select(column).where(column.in_(ids[name])).limit(1)).scalar() is not None:
+                found.add(name)
+            ids[name] = []
+    return found
+
+
+def _is_empty(connection: sa.Connection, session_id: int) -> bool:
+    """Whether nothing but its row is left of a session: it was deleted, and golden versions refer to it."""
+    for one in (Job, FindDb, SolverApplicability):
+        if connection.execute(sa.select(one.session_id).where(one.session_id == session_id).limit(1)).first():
+            return False
+    return True

@@ -1,0 +1,107 @@
+"""Sessions with their state, counts, and what they take in the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db import jobs, sessions
+from tuna.db.engine import reading
+from tuna.db.models import Environment, FindDb, FindDbKernel, Golden, GoldenEntry, Job, Kernel, Session, Trial
+from tuna.errors import TunaError
+from tuna.libraries.registry import get_library
+from tuna.pipeline.states import is_open
+from tuna.vocabulary import IN_FLIGHT, State
+
+#: Of which a session has the first that one of its jobs has.
+_STATES = ("running", "waiting", "ended")
+#: Bytes of a trial besides its texts: numbers, ids and keys.
+_TRIAL_BYTES = 200
+
+
+@dataclass(frozen=True)
+class SessionSize:
+    """A session, what it has, and what that takes."""
+
+    id: int
+    uuid: str
+    library: str
+    reason: str
+    arch: str
+    environment: str  #: key
+    created_at: datetime
+    state: str  #: running, waiting, ended, or empty
+    jobs: dict[str, int]  #: by state
+    trials: int
+    trial_bytes: int  #: about what they take
+    results: int
+    artifacts: int  #: that its results need, in the database
+    artifact_bytes: int
+    golden: tuple[int, ...]  #: versions with results of it
+
+
+def read(engine: sa.Engine, session_id: int | None = None) -> list[SessionSize]:
+    """All sessions in the order of their ids, or one; raises NotFound. Every trial is looked at."""
+    with reading(engine) as connection:
+        if session_id is not None:
+            sessions.get(connection, session_id)
+        query = (
+            sa.select(*Session.__table__.columns, Environment.library, Environment.arch, Environment.key)
+            .join(Environment, Environment.id == Session.environment_id)
+            .order_by(Session.id)
+        )
+        found = connection.execute(query if session_id is None else query.where(Session.id == session_id)).all()
+        return [_size(connection, row) for row in found]
+
+
+def _size(connection: sa.Connection, row: Any) -> SessionSize:
+    counts: dict[str, int] = {}
+    states: set[str] = set()
+    for (state, step), number in jobs.by_state(connection, row.id).items():
+        counts[state] = counts.get(state, 0) + number
+        states.add(
+            "running" if State(state) in IN_FLIGHT else "waiting" if _waits(row.library, state, step) else "ended"
+        )
+    texts = sum(
+        (sa.func.coalesce(sa.func.length(column), 0) for column in (Trial.params, Trial.output_tail, Trial.times_ms)),
+        sa.literal(_TRIAL_BYTES),
+    )
+    of_trials = sa.select(sa.func.count(), sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
+    trials, trial_bytes = connection.execute(of_trials.select_from(Trial).where(Job.session_id == row.id)).one()
+    results = connection.execute(sa.select(sa.func.count()).where(FindDb.session_id == row.id)).scalar_one()
+    code = sa.select(FindDbKernel.kernel).join(FindDb, FindDb.id == FindDbKernel.find_db_id)
+    texts_of = sa.select(FindDb.workload).where(FindDb.session_id == row.id, FindDb.workload.is_not(None))
+    used = sa.union(code.where(FindDb.session_id == row.id), texts_of).subquery()
+    artifacts, artifact_bytes = connection.execute(
+        sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(Kernel.digest.in_(used.select()))
+    ).one()
+    golden = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id)
+    versions = connection.execute(sa.select(Golden.version).where(golden).order_by(Golden.version)).scalars()
+    return SessionSize(
+        id=row.id,
+        uuid=row.uuid,
+        library=row.library,
+        reason=row.reason,
+        arch=row.arch,
+        environment=row.key,
+        created_at=row.created_at,
+        state=next((state for state in _STATES if state in states), "ended" if results else "empty"),
+        jobs=counts,
+        trials=trials,
+        trial_bytes=int(trial_bytes or 0),
+        results=results,
+        artifacts=artifacts,
+        artifact_bytes=int(artifact_bytes or 0),
+        golden=tuple(versions),
+    )
+
+
+def _waits(library: str, state: str, step: str) -> bool:
+    """Whether a job in `state` waits for `step`; `compiled` is the end of one whose last step runs on a CPU."""
+    try:
+        return is_open(state, get_library(library).step(step).resource)
+    except TunaError:  # the library is not installed here, or has no such step any more
+        return state in (State.NEW.value, State.SEARCHING.value, State.COMPILED.value)

@@ -1,0 +1,101 @@
+"""The tables of an archive, and their rows as JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Base
+from tuna.db.types import UtcDateTime
+
+#: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there already stays.
+SHARED = (
+    *("environment", "device", "solver", "kernel"),
+    *("config", "conv_config", "gemm_config", "batch_norm_config", "config_tag"),
+)
+OWN = ("session", "solver_applicability", "job", "step_result", "trial", "find_db", "find_db_kernel")
+#: Tables whose ids are the session's own.
+WITH_IDS = ("job", "step_result", "trial", "find_db")
+
+
+def table(name: str) -> sa.Table:
+    """A table of the schema."""
+    return Base.metadata.tables[name]
+
+
+def columns() -> dict[str, list[str]]:
+    """The columns of each table, in the order in which `values` gives them."""
+    return {name: [column.name for column in table(name).columns] for name in (*SHARED, *OWN)}
+
+
+def values(row: Iterable[Any]) -> list[Any]:
+    """A row as JSON has it: times in ISO format, bytes in base64."""
+    return [_plain(value) for value in row]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value
+
+
+class RowReader:
+    """Reads rows of one table from an archive that has these columns."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        """Raises ValueError for columns that the table does not have, or lacks in the archive without a default."""
+        there = table(name).columns
+        if unknown := set(names) - set(there.keys()):
+            raise ValueError(f"table {name} has no column {min(unknown)}")
+        missing = [one.name for one in there if one.name not in names and not one.nullable and not _default(one)]
+        if missing:
+            raise ValueError(f"column {missing[0]} of table {name} is missing")
+        self._columns: list[tuple[str, bool, Callable[[Any], Any]]] = [
+            (one, bool(there[one].nullable), _reader(there[one])) for one in names
+        ]
+
+    def read(self, row: Any) -> dict[str, Any]:
+        """The row by column; raises ValueError for values that the columns cannot have."""
+        if not isinstance(row, list) or len(row) != len(self._columns):
+            raise ValueError("a row has not one value for each column")
+        found: dict[str, Any] = {}
+        for (name, nullable, reader), value in zip(self._columns, row, strict=True):
+            if value is None and not nullable:
+                raise ValueError(f"{name} is missing")
+            found[name] = None if value is None else reader(value)
+        return found
+
+
+def _default(column: sa.Column[Any]) -> bool:
+    return column.default is not None or column.server_default is not None
+
+
+def _reader(column: sa.Column[Any]) -> Callable[[Any], Any]:
+    if isinstance(column.type, UtcDateTime):
+        return datetime.fromisoformat
+    kind: Any = dict if isinstance(column.type, sa.JSON) else column.type.python_type
+    if kind is bytes:
+        return _bytes
+    kinds: Mapping[type, Any] = {float: (int, float), int: int, bool: (bool, int)}
+    expected = kinds.get(kind, kind)
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, expected):
+            raise ValueError(f"{column.name} cannot be {value!r:.100}")
+        return kind(value)
+
+    return check
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,161 @@
+"""`tuna session`: sessions as a whole: what they take, archives, deletion."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.errors import BadInput
+from tuna.sentences import counted
+
+if TYPE_CHECKING:
+    from tuna.archives.sizes import SessionSize
+
+_ID = click.argument("session_id", metavar="ID", type=options.ID)
+
+
+@dataclass
+class _Counts:
+    """Jobs that are done, for the progress."""
+
+    verb: str
+    finished: int = 0
+    wanted: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+
+    def of(self, finished: int, wanted: int) -> _Counts:
+        """The same with new numbers."""
+        return _Counts(self.verb, finished, wanted, {self.verb: finished})
+
+
+@click.group()
+def session() -> None:
+    """List, archive, restore and delete sessions."""
+
+
+@session.command("list")
+@options.as_json
+def list_sessions(as_json: bool) -> None:
+    """List sessions with their state, counts, and what they take."""
+    found = api.list_sessions()
+    if as_json:
+        print_json([_document(one) for one in found])
+        return
+    rows = [
+        (one.id, one.library, one.reason, one.state, sum(one.jobs.values()), one.trials, _size(one.trial_bytes),
+         one.results, _size(one.artifact_bytes))
+        for one in found
+    ]  # fmt: skip
+    columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
+    print_table("", columns, rows, right=(0, 4, 5, 6, 7, 8))
+
+
+@session.command()
+@_ID
+@options.as_json
+def show(session_id: int, as_json: bool) -> None:
+    """Show one session: its state, its jobs, and what its trials and artifacts take."""
+    (one,) = api.list_sessions(session_id)
+    if as_json:
+        print_json(_document(one))
+        return
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
+    golden = ", ".join(map(str, one.golden))
+    for name, text in (
+        ("session", f"{one.id} ({one.library}: {one.reason}), {one.state}"),
+        ("uuid", one.uuid),
+        ("environment", f"{one.environment}, {one.arch}"),
+        ("created", one.created_at.isoformat(timespec="seconds")),
+        ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
+        ("trials", f"{one.trials}, {_size(one.trial_bytes)}"),
+        ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {_size(one.artifact_bytes)}"),
+        ("golden", f"versions {golden}" if golden else "no version has results of it"),
+    ):
+        click.echo(f"{name:12} {text}")
+
+
+@session.command()
+@_ID
+@click.argument("file", type=options.OUTPUT_FILE)
+def archive(session_id: int, file: Path) -> None:
+    """Write a session into FILE, which another Tuna can restore.
+
+    With it go its layers and their tags, jobs, attempts, trials, results, and the artifacts of the winners. Artifacts of
+    jobs that have not ended, golden versions, and models stay here.
+    """
+    counts = _Counts("archived")
+    with ProgressView("archive") as view:
+        header = api.archive_session(session_id, file, lambda *numbers: view.update(counts.of(*numbers)))
+    size = _size(file.stat().st_size)
+    click.echo(
+        f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {size}"
+    )
+
+
+@session.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--reason", help="Another reason than the session had, where one of its environment has that here.")
+def restore(file: Path, reason: str | None) -> None:
+    """Restore the session that FILE holds.
+
+    Its artifacts are code that will be exported: restore only what you trust.
+    """
+    counts = _Counts("restored")
+    with ProgressView("restore") as view:
+        found = api.restore_session(file, reason, lambda *numbers: view.update(counts.of(*numbers)))
+    new = f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken" if found.new_ids else ""
+    click.echo(
+        f"session {found.session_id} ({found.library}: {found.reason}) restored: {counted(found.jobs, 'job')}{new}"
+    )
+
+
+@session.command()
+@_ID
+@click.option("--cancel", "cancels", is_flag=True, help="Cancel its jobs first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(session_id: int, cancels: bool, yes: bool) -> None:
+    """Delete a session: its jobs, trials and results, and the artifacts that nothing else needs.
+
+    Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but from an archive.
+    """
+    (one,) = api.list_sessions(session_id)
+    if not cancels:
+        api.check_deletion(session_id)
+    what = f"session {session_id} ({one.library}: {one.reason})"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput(f"Whether to delete {what} is asked on a terminal only.", hint="add --yes")
+        has = f"{counted(sum(one.jobs.values()), 'job')} and {counted(one.results, 'result')}"
+        click.confirm(f"Delete {what} with {has}?", abort=True)
+    if cancels:
+        api.cancel(session_id)
+    counts = _Counts("deleted")
+    with ProgressView("delete") as view:
+        done, left = api.delete_session(session_id, lambda *numbers: view.update(counts.of(*numbers)))
+    kernels = counted(done.kernels, "artifact")
+    click.echo(f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}")
+    if done.golden:
+        click.echo(f"Its row stays, as the provenance of results of golden version {', '.join(done.golden)}.")
+    if left:
+        click.echo(f"Some of its artifacts stay in the store: {left}", err=True)
+
+
+def _document(one: SessionSize) -> dict[str, object]:
+    return {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
+
+
+def _size(size_bytes: int) -> str:
+    """Bytes for people."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
