@@ -17,6 +17,7 @@ import redis
 import sqlalchemy as sa
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate
+from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from shared_data import DRILLS, need
 
@@ -46,17 +47,44 @@ hypothesis.settings.load_profile("tuna")
 #: The files that take longest, the longest first: begun last, one of them would keep a single core busy at the end.
 LONG = (
     "faults/test_faults.py",
+    "models/test_tune_killed.py",
+    "integration/test_tvm_end_to_end.py",
     "integration/test_seed_commands.py",
+    "libraries/test_tvm_solvers.py",
+    "golden/test_golden_faults.py",
+    "testing/test_our_libraries.py",
     "libraries/test_tvm_faults.py",
     "integration/test_worker_command.py",
-    "libraries/test_tvm_solvers.py",
-    "integration/test_tvm_end_to_end.py",
     "integration/test_miopen_pipeline.py",
-    "testing/test_our_libraries.py",
+    "libraries/test_tvm_families.py",
+    "plugin/test_example_plugin.py",
     "integration/test_joined_workers.py",
-    "integration/test_pipeline_workers.py",
-    "models/test_model_commands.py",
+    "pipeline/test_state_machine.py",
+    "libraries/test_tvm_compile.py",
+    "golden/test_golden_build.py",
+    "security/test_secrets.py",
     "db/test_first_release_database.py",
+)
+#: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
+PROGRAM_MODULES = (
+    "tuna.cli.main",
+    "tuna.api.client",
+    "tuna.db.overview",
+    "tuna.golden",
+    "tuna.pipeline.coordinator",
+    "tuna.workers.worker",
+    "tuna.workers.launch",
+    "celery.bin.celery",
+    "celery.apps.worker",
+    "celery.concurrency.prefork",
+    "kombu.transport.redis",
+)
+TVM_MODULES = (
+    "tuna.libraries.building",
+    "tuna.libraries.measuring",
+    "tuna.libraries.tvm.compiler",
+    "tuna.libraries.tvm.evaluator",
+    "tuna.models.child",
 )
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes twice the time of SQLite.
 ON_SQLITE = ("exports/test_export.py", "golden/test_golden_cli.py")
@@ -177,6 +205,40 @@ def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
     client = redis.Redis(unix_socket_path=str(_redis_server.socket))
     client.flushall()
     return client
+
+
+@pytest.fixture(scope="session")
+def tuna_forks() -> Iterator[ForkServer | None]:
+    """Forks of a process that has imported what commands and Celery's workers import; none in drills."""
+    if DRILLS > 1:
+        yield None
+        return
+    with fork_server(PROGRAM_MODULES) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tvm_forks() -> Iterator[ForkServer | None]:
+    """Forks of a process that has imported TVM; none in drills."""
+    if DRILLS > 1:
+        yield None
+        return
+    with fork_server(TVM_MODULES, dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def forked_children(tvm_forks: ForkServer | None) -> Iterator[None]:
+    """Sandboxed children that have TVM start within milliseconds: for modules that test what they do, not their start."""
+    with forking(tvm_forks, CHILD):
+        yield
+
+
+@pytest.fixture
+def forked(tuna_forks: ForkServer | None) -> Iterator[None]:
+    """Processes of Python start within milliseconds: for tests of what they do, not of their start."""
+    with forking(tuna_forks):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ def session(layers: Path) -> api.StartedSession:
     return made
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_code_for_a_notebook_runs_as_it_stands(layers: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"```python\n(.*?)```", USAGE.read_text(), re.DOTALL)
     assert code is not None

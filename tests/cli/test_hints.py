@@ -86,6 +86,7 @@ def test_commands_in_sentences_stand_in_backquotes() -> None:
     assert set(wrong) <= named
 
 
+@pytest.mark.usefixtures("forked")
 def test_following_the_hints_leads_from_nothing_to_jobs(type_in: TypeIn, layers: Path) -> None:
     """Each refusal says what to type; that is pasted, until the command that was wanted works."""
     assert type_in("tuna", "init-session", "noop", "-l", "x").code == 0

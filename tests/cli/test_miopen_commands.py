@@ -180,6 +180,7 @@ def test_status(fish: TypeIn) -> None:
     assert "reason" in ended.out
 
 
+@pytest.mark.usefixtures("forked")
 def test_exec(fish: TypeIn) -> None:
     def type_in_a_process_of_its_own(command: str) -> subprocess.CompletedProcess[str]:
         # Celery keeps the broker of the first command in a process.

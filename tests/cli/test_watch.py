@@ -197,6 +197,7 @@ def home(tuna_home: Path) -> Path:
     return tuna_home
 
 
+@pytest.mark.usefixtures("forked")
 def test_not_on_a_terminal_a_line_an_interval_until_ctrl_c(home: Path) -> None:
     process = _start(home, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -209,6 +210,7 @@ def test_not_on_a_terminal_a_line_an_interval_until_ctrl_c(home: Path) -> None:
         assert "efficiency 100 %, idle 25 %, workers –" in line
 
 
+@pytest.mark.usefixtures("forked")
 def test_json_is_an_object_a_line(home: Path) -> None:
     process = _start(home, "--json", stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -243,6 +245,7 @@ def test_on_a_terminal_a_view_until_ctrl_c(home: Path, eventually: Callable[...,
     assert b"5 compiled, 5 evaluated, 30 new" in seen
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_session_that_is_not_there_is_one_sentence(home: Path) -> None:
     process = _start(home, "--session-id", "9", stdout=subprocess.PIPE)
     _, errors = process.communicate(timeout=30)

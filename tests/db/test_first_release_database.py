@@ -137,6 +137,7 @@ def test_exports_are_byte_equal(database: sa.Engine, type_in: TypeIn, tmp_path: 
         assert fingerprints(tmp_path / str(number)) == expected, words
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("mariadb", marks=pytest.mark.drill(only=True))], indirect=True
 )

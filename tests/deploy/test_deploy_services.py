@@ -213,6 +213,7 @@ def test_a_worker_joins_by_token_and_tuna_itself_may_not_make_users(
     assert redis.Redis.from_url(asked.result()["TUNA_BROKER_URL"]).ping()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_worker_with_the_settings_of_a_worker_joins(redis_url: str, secrets: Path, tmp_path: Path) -> None:
     config = tmp_path / "worker-here.toml"
     config.write_text(f'broker_url = "{redis_url}"\n')

@@ -98,6 +98,7 @@ def test_a_build_that_breaks_at_any_statement_leaves_nothing(scene: Scene, overw
     assert statements() == (9 if overwrite else 5)  # all statements were covered above
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("die_at", [1, 3, 5])
 def test_a_build_that_is_killed_leaves_nothing(
     scene: Scene, die_at: int, eventually: Callable[[Callable[[], object], float], None]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from fork_server import ForkServer
 from processes import Processes, stop_redis
 
 from tuna.db.engine import make_engine
@@ -22,8 +23,8 @@ def engine(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> sa.Engine:
 
 
 @pytest.fixture()
-def processes(engine: sa.Engine, tuna_home: Path) -> Iterator[Processes]:
-    made = Processes(tuna_home)
+def processes(engine: sa.Engine, tuna_home: Path, tuna_forks: ForkServer | None) -> Iterator[Processes]:
+    made = Processes(tuna_home, tuna_forks)
     yield made
     made.kill_all()
     stop_redis()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from fork_server import ForkServer, forking
 
 from tuna.embedded_redis import socket_path
 from tuna.pipeline.connection import release_services
@@ -18,13 +19,14 @@ from tuna.testing.servers import listens, wait_until
 class Processes:
     """Coordinator and workers as programs of their own, as a person starts them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, server: ForkServer | None) -> None:
         self._home = home
+        self._server = server
         self._all: list[psutil.Process] = []
 
-    def start(self, *words: str) -> psutil.Popen:
-        """Start `python -m WORDS`."""
-        with open(self._home / "log", "ab") as log:
+    def start(self, *words: str, forked: bool = True) -> psutil.Popen:
+        """Start `python -m WORDS`; unless `forked`, its command line and variables can be read in /proc."""
+        with forking(self._server if forked else None), open(self._home / "log", "ab") as log:
             process = psutil.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True)
         self._all.append(process)
         return process

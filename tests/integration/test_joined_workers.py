@@ -43,6 +43,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     type_in: Callable[..., Ended],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    knows_machine: Callable[[Path], None],
 ) -> None:
     make_jobs(engine, 2, options={"sleep_s": 0.4})  # on a busy machine a revocation takes its time too
     processes.coordinator()
@@ -51,11 +52,13 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     def joined(role: str) -> psutil.Popen:
         """A worker that knows its token's line and nothing else of this installation."""
         line = type_in("tuna", "token", "create", "--role", role, "--url", url).out.strip()
+        home = tmp_path / f"home-{role}-{os.urandom(4).hex()}"
+        knows_machine(home)
         with monkeypatch.context() as its:
             for name in [name for name in os.environ if name.startswith("TUNA_")]:
                 its.delenv(name)
             its.setenv("TUNA_SIMULATED", "1")  # the library noop
-            its.setenv("TUNA_HOME", str(tmp_path / f"home-{role}-{os.urandom(4).hex()}"))
+            its.setenv("TUNA_HOME", str(home))
             its.setenv("TUNA_JOIN", line)
             return processes.start("tuna", "worker", role)
 

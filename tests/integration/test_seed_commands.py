@@ -1,7 +1,7 @@
 """Every command line that the seed document prints runs as printed, in order, against the double of fin.
 
 What stands in angle brackets is filled in; `../utils/recurrent_cfgs/resnet50.txt` is a list of one layer. Each script is
-a program of its own when it is first typed, and a call within this process after that, which starts sooner.
+a program of its own when it is first typed, and a call within this process or a fork after that, which start sooner.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import PROGRAMS, Ended
+from fork_server import ForkServer, forking
 from processes import stop_redis
 from shared_data import DRILLS, need, shared_data
 
@@ -65,12 +66,16 @@ class Terminals:
     folder: Path
     env: dict[str, str]
     call: Callable[..., Ended]  #: what a command line does, in this process
+    server: ForkServer | None
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  #: scripts that ran as programs
 
     def start(self, line: str, **env: str) -> subprocess.Popen[bytes]:
         """Type a command line into a terminal of its own."""
-        with open(self.folder / "log", "ab") as log:
+        script = shlex.split(line)[0]
+        server = self.server if script in self.seen else None
+        self.seen.add(script)
+        with forking(server), open(self.folder / "log", "ab") as log:
             log.write(f"\n$ {line}\n".encode())
             log.flush()
             process = subprocess.Popen(
@@ -93,7 +98,6 @@ class Terminals:
             ended = self.call(name, *words)
             assert ended.code == 0, (line, ended)
             return ended.out
-        self.seen.add(script)
         process = self.start(line, **env)
         output, _ = process.communicate(timeout=_LIMIT_S)
         assert process.returncode == 0, f"{line}: {self.log()}"
@@ -120,7 +124,11 @@ class Terminals:
 
 @pytest.fixture
 def terminals(
-    empty_home: Path, tmp_path: Path, type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    empty_home: Path,
+    tmp_path: Path,
+    type_in: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    tuna_forks: ForkServer | None,
 ) -> Iterator[Terminals]:
     """A checkout beside `utils/recurrent_cfgs`, a ROCm with the double of fin, a TUNA_HOME without a database."""
     checkout = tmp_path / "MITuna"
@@ -139,7 +147,7 @@ def terminals(
     monkeypatch.chdir(checkout)
     get_settings.cache_clear()
     visible_gpu.cache_clear()
-    made = Terminals(checkout, dict(os.environ), type_in)
+    made = Terminals(checkout, dict(os.environ), type_in, tuna_forks)
     yield made
     made.end()
     stop_redis()

@@ -161,7 +161,7 @@ def test_each_device_has_a_worker_that_sees_no_other(
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "pynvml.py").write_text(_PYNVML)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    worker = processes.start("tuna", "worker", "eval", "--devices", "all")
+    worker = processes.start("tuna", "worker", "eval", "--devices", "all", forked=False)
     eventually(lambda: len(_workers(worker)) == 2 and all(w.children() for w in _workers(worker)), 60)
     variables = [process.environ() for process in _workers(worker)]
     assert {found["CUDA_VISIBLE_DEVICES"] for found in variables} == {"GPU-00000000", "GPU-00000001"}

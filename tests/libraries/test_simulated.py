@@ -46,6 +46,7 @@ def test_the_stand_in_for_fin_is_refused_without_the_switch(
     assert "TUNA_SIMULATED=1" in error.value.hint
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_stand_in_s_results_are_marked_and_golden_refuses_them(
     rocm: Callable[..., Path], type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tvm_layers import conv, gemm
 from tuna.libraries.tvm.boot import import_intrinsics
 from tuna.vocabulary import Cause
 
-pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
 NCHW, GEMM = "TvmConvDirectNCHW", "TvmGemmDirect"
 

@@ -29,7 +29,7 @@ from tuna.libraries.tvm.kernels.families import FAMILIES
 from tuna.libraries.tvm.kernels.shape import Mode
 from tuna.vocabulary import Cause
 
-pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
 TILE, DEPTH, POINTWISE, GEMM = "TvmConvTile", "TvmConvDepthwise", "TvmConvPointwise", "TvmGemmTile"

@@ -16,7 +16,7 @@ from tuna.libraries.items import Trial
 from tuna.libraries.tvm import TvmLibrary
 from tuna.vocabulary import Cause
 
-pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.

@@ -20,7 +20,7 @@ from tuna.libraries.base import Environment
 from tuna.libraries.tvm import TvmLibrary
 from tuna.libraries.tvm.solvers import TABLE
 
-pytestmark = pytest.mark.keeps_processes  # a bench is for a module, and starts its processes when they are needed
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
 
 #: No CPU, for which there are kernels of our own: `test_tvm_families.py`.
 ANYWHERE = Environment("tvm", "1", "x86", 1, "t")

@@ -15,6 +15,7 @@ SOFTMAX = Path(__file__).parent / "softmax"
 pytest.importorskip("tuna.configs.kind", reason="kinds are not registered yet")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_kind_of_its_own_goes_the_whole_way(
     install_package: Callable[[Path], Path],
     home: Path,

@@ -1,0 +1,69 @@
+"""A fork is the process that `subprocess.Popen` would have started, but for the time of its imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shared_data import DRILLS
+
+pytestmark = [
+    pytest.mark.usefixtures("forked"),
+    pytest.mark.skipif(DRILLS > 1, reason="in drills nothing is forked"),
+]
+SHOW = """\
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path[:2], "cwd": os.getcwd(), "parent": os.getppid(), "leads": os.getsid(0) == os.getpid(),
+    "env": dict(os.environ), "in": sys.stdin.read(), "fds": sorted(map(int, os.listdir("/proc/self/fd"))),
+    "imported": "sqlalchemy" in sys.modules,
+}))
+print("said", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_it_has_the_arguments_variables_files_and_parent_that_were_given(tmp_path: Path, session: bool) -> None:
+    read, write = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, "a b"], input="given", capture_output=True, text=True, cwd=tmp_path,
+        env={"PYTHONPATH": "/elsewhere", "ONE": "1"}, pass_fds=[read], start_new_session=session, check=False, timeout=60,
+    )  # fmt: skip
+    os.close(write)
+    os.close(read)
+    assert (done.returncode, done.stderr) == (7, "said\n")
+    shown = json.loads(done.stdout)
+    assert shown["imported"], "it is a fork"
+    assert (shown["argv"], shown["path"]) == (["-c", "a b"], ["", "/elsewhere"])
+    assert (shown["cwd"], shown["in"], shown["parent"]) == (str(tmp_path), "given", os.getpid())
+    assert shown["env"] == {"PYTHONPATH": "/elsewhere", "ONE": "1"}
+    assert shown["leads"] is session
+    assert {0, 1, 2, read} <= set(shown["fds"])
+    assert write not in shown["fds"]
+
+
+def test_a_module_and_a_script_run_as_typed(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0])")
+    for words in (["-m", "shown"], [str(tmp_path / "shown.py")]):
+        done = subprocess.run(
+            [sys.executable, *words, "x"], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=60
+        )
+        assert done.stdout == f"__main__ ['x'] {tmp_path}\n"
+
+
+def test_it_is_killed_as_any_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_an_error_ends_it_with_a_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
