@@ -52,6 +52,13 @@ class Processes:
             process.wait()
 
 
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """What it started, without the embedded Redis and its guard, which stay as long as another process uses them."""
+    return [
+        one for one in process.children(recursive=True) if not any("redis-server" in word for word in one.cmdline())
+    ]
+
+
 def stop_redis() -> None:
     """Wait for the end of the embedded Redis, which ends with its last user: a killed one takes its time."""
     settings = get_settings()

@@ -11,7 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, states
-from processes import Processes
+from processes import Processes, below
 from shared_data import DRILLS
 
 from tuna.configs import ConvConfig, parse_line
@@ -75,7 +75,7 @@ def test_jobs_survive_kills_of_everything(
     for number, victim in enumerate(VICTIMS, 1):  # each when a twelfth more of the jobs is done
         done = total * number // 12
         eventually(lambda: states(engine).get("evaluated", 0) >= done, 120)  # noqa: B023
-        children = [c for c in running[victim].children(recursive=True) if c.name() != "redis-server"]
+        children = below(running[victim])
         processes.kill(running[victim])
         if victim != "coordinator":
             psutil.wait_procs(children, timeout=10)

@@ -10,7 +10,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
-from processes import Processes
+from processes import Processes, below
 from shared_data import need
 
 from tuna.db.engine import writing
@@ -54,7 +54,7 @@ def test_what_is_killed_in_the_middle_is_made_good(
     running["coordinator"] = processes.coordinator()
     begun = "evaluated" if victim == "eval" else "compiled"
     eventually(lambda: any(state.startswith(begun[:5]) for state in states(engine) if state != "compile_queued"), 60)
-    children = [c for c in running[victim].children(recursive=True) if c.name() != "redis-server"]
+    children = below(running[victim])
     processes.kill(running[victim])
     if victim != "coordinator":
         psutil.wait_procs(children, timeout=10)

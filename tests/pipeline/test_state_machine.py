@@ -238,7 +238,7 @@ def scene(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
-    monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: LIBRARY)
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: LIBRARY)
     for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_EMPTY_BACKOFF_S"):
         monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
