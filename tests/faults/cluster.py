@@ -50,6 +50,7 @@ class Cluster:
         self._started_at: dict[str, float] = {}
         self._due: set[str] = set()  # to be started once Redis and MariaDB are reachable
         self._artifacts = folder / "artifacts"
+        self._snapshot = folder / "redis" / "dump.rdb"
         self._homes = {name: folder / f"home-{name}" for name in _WORKERS}
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
@@ -158,6 +159,45 @@ class Cluster:
             return bool(self._redis().flushall())
         except redis.ConnectionError:
             return False
+
+    def refuse_writes(self, error: str) -> None:
+        """Let Redis refuse writes with an error of `nemesis.REFUSALS`, in the way in which it happens in earnest."""
+        client = self._redis()
+        if error == "READONLY":
+            client.replicaof(self._address, "1")  # of a primary that is away
+        elif error == "NOREPLICAS":
+            client.config_set("min-replicas-to-write", "1")
+        elif error == "MISCONF":
+            self._snapshot.mkdir()
+            (self._snapshot / "in the way").touch()
+            client.config_set("save", "3600 1")
+            self._save(client, "err")
+        else:
+            client.config_set("maxmemory", "1")
+        with contextlib.suppress(redis.RedisError):
+            client.set("refuse_writes", error)
+            raise ClusterError(f"Redis accepts writes and should say {error}")
+
+    def accept_writes(self, error: str) -> None:
+        """Undo `refuse_writes`."""
+        client = self._redis()
+        if error == "READONLY":
+            client.replicaof("NO", "ONE")
+        elif error == "NOREPLICAS":
+            client.config_set("min-replicas-to-write", "0")
+        elif error == "MISCONF":
+            shutil.rmtree(self._snapshot)
+            self._save(client, "ok")
+            client.config_set("save", "")
+        else:
+            client.config_set("maxmemory", "0")
+
+    def _save(self, client: redis.Redis, status: str) -> None:
+        """Try to save a snapshot, which ends with `status`."""
+        client.bgsave()
+        wait_until(
+            lambda: client.info("persistence")["rdb_last_bgsave_status"] == status, _START_S, f"BGSAVE: {status}"
+        )
 
     def fill_artifacts(self) -> bool:
         """Fill the artifact store's file system; False if it has none of its own."""

@@ -55,8 +55,8 @@ def repeat(seed: int) -> str:
     return f"scripts/bench faults --first-seed {seed} --seeds 1 --json"
 
 
-def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
-    """Run the drill of a seed in `folder`, where the logs are kept."""
+def run(seed: int, folder: Path, job_count: int = 2000, faults: Sequence[Fault] = ()) -> Report:
+    """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept."""
     report = Report(seed, job_count)
     began = time.monotonic()
     with Cluster(folder) as cluster:
@@ -65,7 +65,7 @@ def run(seed: int, folder: Path, job_count: int = 2000) -> Report:
             expected = _load(engine, folder / "plugin", job_count)
             for name in ("compile", "eval", "coordinator"):
                 cluster.start(name)
-            _Drill(cluster, report).work_through(plan(seed, LEASE_S))
+            _Drill(cluster, report).work_through(faults or plan(seed, LEASE_S))
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
             report.objections += history.objections(seen)
@@ -115,6 +115,7 @@ class _Drill:
             Kind.REDIS_RESTART: lambda fault: cluster.kill(fault.target),
             Kind.REDIS_WIPE: self._kill_and_wipe,
             Kind.REDIS_FLUSH: lambda fault: cluster.flush_redis(),
+            Kind.REDIS_REFUSES: lambda fault: cluster.refuse_writes(fault.error),
             Kind.MARIADB_RESTART: lambda fault: cluster.kill(fault.target),
             Kind.ARTIFACTS_FULL: self._fill_artifacts,
             Kind.DISK_FULL: self._fill_home,
@@ -123,6 +124,7 @@ class _Drill:
         }
         self._end: dict[Kind, Callable[[Fault], object]] = {
             Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGCONT),
+            Kind.REDIS_REFUSES: lambda fault: cluster.accept_writes(fault.error),
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
             Kind.DISK_FULL: lambda fault: cluster.empty_home(fault.target),
             Kind.DEVICE_DEAD: lambda fault: cluster.mend_device(),

@@ -16,6 +16,7 @@ class Kind(str, Enum):
     REDIS_RESTART = "redis_restart"  #: SIGKILL of Redis, restarted with its append-only file
     REDIS_WIPE = "redis_wipe"  #: SIGKILL of Redis, restarted empty
     REDIS_FLUSH = "redis_flush"  #: FLUSHALL
+    REDIS_REFUSES = "redis_refuses"  #: Redis answers each write with an error, of which `Fault.error` is the first word
     MARIADB_RESTART = "mariadb_restart"  #: SIGKILL of MariaDB, restarted
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
     DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
@@ -33,12 +34,16 @@ class Fault:
     target: str  #: compile, eval, coordinator, redis, mariadb, artifacts or device
     lasts_s: float = 0.0
     step_s: float = 0.0  #: of a clock
+    error: str = ""  #: of REFUSALS
 
     def __str__(self) -> str:
         lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
-        return f"{self.kind.value} {self.target}" + (f" by {self.step_s:+g} s" if self.step_s else "") + lasts
+        how = (f" by {self.step_s:+g} s" if self.step_s else "") + (f" with {self.error}" if self.error else "")
+        return f"{self.kind.value} {self.target}{how}{lasts}"
 
 
+#: What Redis says during a failover, or while its disk or its memory is full.
+REFUSALS = ("READONLY", "NOREPLICAS", "MISCONF", "OOM")
 _WORKERS = ("compile", "eval")
 _LONGEST_GAP_S = 1.0
 _OVERLAP_SHARE = 0.3
@@ -54,6 +59,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.REDIS_RESTART, "redis"),
         (Kind.REDIS_WIPE, "redis"),
         (Kind.REDIS_FLUSH, "redis"),
+        (Kind.REDIS_REFUSES, "redis"),
         (Kind.MARIADB_RESTART, "mariadb"),
         (Kind.ARTIFACTS_FULL, "artifacts"),
         (Kind.DISK_FULL, rng.choice(_WORKERS)),
@@ -70,6 +76,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
             target=target,
             lasts_s=_duration(rng, kind, lease_s),
             step_s=rng.choice((-3600.0, 3600.0)) if kind is Kind.CLOCK_STEP else 0.0,
+            error=rng.choice(REFUSALS) if kind is Kind.REDIS_REFUSES else "",
         )
         for kind, target in faults
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import drill
 import pytest
+from nemesis import REFUSALS, Fault, Kind
 from shared_data import DRILLS
 
 
@@ -18,3 +19,16 @@ def test_a_session_survives_the_faults_of_a_seed(
     knows_machine(tmp_path / "home")
     report = drill.run(seed, tmp_path)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"])
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_redis_that_refuses_writes_for_8_s_costs_no_attempt(
+    error: str, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    """P4: the coordinator ended with a traceback, and a finished chunk was lost and later charged."""
+    knows_machine(tmp_path / "home")
+    fault = Fault(0.1, False, Kind.REDIS_REFUSES, "redis", lasts_s=8.0, error=error)
+    report = drill.run(0, tmp_path, 1000, [fault])
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert report.lost == 0
