@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterator
@@ -75,3 +76,25 @@ def test_comments_docstrings_and_log_events_are_searched(tmp_path: Path) -> None
         'raise BadInput(f"This worker is not let in: {reason}")\n'
     )
     assert [text.partition(":")[0] for text in _found(_sentences(path))] == ["3", "1", "4", "5"]
+
+
+#: What is counted in sentences, in the plural.
+_NOUNS = (
+    "calls|candidates|configs|entries|faults|files|jobs|kernels|keys|layers|lines|pairs|results|runs|sessions|solvers|tasks|"
+    "trials|workers"
+)
+
+
+@pytest.mark.parametrize("path", sorted(TUNA.rglob("cli/**/*.py")), ids=lambda path: path.stem)
+def test_what_is_counted_is_counted_by_one_function(path: Path) -> None:
+    """`f"{number} layers"` says "1 layers"."""
+    found = [
+        f"{node.lineno}: {ast.unparse(number)} {text.value.split()[0]} (write: sentences.counted)"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        for number, text in itertools.pairwise(node.values)
+        if isinstance(number, ast.FormattedValue)
+        and isinstance(text, ast.Constant)
+        and re.match(rf" (?:{_NOUNS})\b(?!/)", str(text.value))
+    ]
+    assert found == []

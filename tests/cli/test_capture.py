@@ -83,7 +83,7 @@ def test_what_was_logged_before_a_crash_counts(capture: Capture) -> None:
     assert ended.code == 134
     assert "ended by SIGABRT; what it had logged until then counts" in ended.err
     assert "log:2: the oneDNN line is cut short" in ended.err
-    assert "1 calls of 1 layers in 2 logged lines (0 unsupported, 1 rejected)" in ended.err
+    assert "1 call of 1 layer in 2 logged lines (0 unsupported, 1 rejected)" in ended.err
 
 
 def test_a_program_that_logs_nothing_keeps_its_exit_code_and_the_reason_is_said(capture: Capture) -> None:

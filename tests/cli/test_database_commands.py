@@ -118,7 +118,7 @@ def test_broken_rules_are_told_and_give_an_exit_code(type_in: TypeIn, tmp_path: 
     folder.mkdir()
     (folder / "gfx90a68.HIP.fdb.txt").write_text(f"{KEY}=A:0,0,{FWD}\n")
     ended = type_in("tuna", "check-db", folder)
-    assert (ended.code, ended.out.splitlines()[-1]) == (1, "1 files, 1 entries: 1 faults")
+    assert (ended.code, ended.out.splitlines()[-1]) == (1, "1 file, 1 entry: 1 fault")
     assert "time: line 1: A takes 0.0 ms" in ended.out
     assert [fault["rule"] for fault in json.loads(type_in("tuna", "check-db", folder, "--json").out)["faults"]] == [
         "time"

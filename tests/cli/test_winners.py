@@ -44,7 +44,7 @@ def test_the_table_has_each_layer_its_gains_and_the_total(
     assert total[-5:] == ["6.000", "55.7", "–", "10.00×", "1.00×"]
     assert lines[-1] == (
         "geometric mean of the layers (and of the total): 10.00× (10.00×) over untuned, 1.06× (1.00×) over onednn 3.2; "
-        "1 layers of it have no time"
+        "1 layer of it has no time"
     )
 
 

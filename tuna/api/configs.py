@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tuna.errors import BadInput
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.configs import Config, LineCounts, ParsedFile, Rejection
@@ -103,7 +104,7 @@ def _check(parsed: ParsedFile, source: str, *, strict: bool) -> None:
         except BadInput as error:
             raise NothingImported(str(error), parsed.rejections) from None
     if not parsed.configs:
-        message = f"{source} holds no layer that can be imported ({parsed.counts.total} lines)."
+        message = f"{source} holds no layer that can be imported ({counted(parsed.counts.total, 'line')})."
         raise NothingImported(message, parsed.rejections)
 
 

@@ -10,6 +10,7 @@ import click
 from tuna import api
 from tuna.cli import show
 from tuna.cli.console import print_table
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.api import CapturedProgram
@@ -50,8 +51,9 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
         click.echo(f"and {len(found.layers) - _ROWS} more: `tuna configs -t {tag}`", err=True)
     counts = found.parsed.counts
     click.echo(
-        f"{sum(count for _, count in found.layers)} calls of {len(found.layers)} layers in {counts.total} logged lines "
-        f"({counts.unsupported} unsupported, {counts.rejected} rejected): {found.imported.added} layers added, "
+        f"{counted(sum(count for _, count in found.layers), 'call')} of {counted(len(found.layers), 'layer')} in "
+        f"{counted(counts.total, 'logged line')} "
+        f"({counts.unsupported} unsupported, {counts.rejected} rejected): {counted(found.imported.added, 'layer')} added, "
         f"{found.imported.tagged} newly tagged {tag!r}",
         err=True,
     )

@@ -9,6 +9,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import print_json, print_table
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.reports.comparison import ComparedLayer, Comparison
@@ -48,7 +49,7 @@ def _show(found: Comparison) -> None:
         chosen = [f"{name} {value}" for name, value in session.conditions.items()]
         click.echo(
             f"session {session.session_id}: {session.library} {session.library_version}, {session.reason!r}, "
-            f"{', '.join([where, *chosen, f'{session.layers} layers'])}"
+            f"{', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
     first = found.sessions[0].session_id
     columns = ["layer", *(f"{one.session_id} {one.library} ms" for one in found.sessions)]
@@ -56,11 +57,16 @@ def _show(found: Comparison) -> None:
     numbers = range(1, len(columns))
     print_table("", [*columns, "fastest"], [_row(found, layer) for layer in found.layers], right=numbers)
     rows = [
-        (_counted(total.name, total.runs), *map(_ms, total.times_ms), *map(_times, total.ratios[1:]))
+        (f"{total.name}, {counted(total.runs, 'run')}", *map(_ms, total.times_ms), *map(_times, total.ratios[1:]))
         for total in found.totals
     ]
     rows.append(("geometric mean", *("" for _ in found.sessions), *map(_times, found.geometric_means[1:])))
-    print_table("", [f"{len(found.common)} layers that all have", *columns[1:]], rows, right=numbers)
+    print_table(
+        "",
+        [counted(len(found.common), "layer that all have", "layers that all have"), *columns[1:]],
+        rows,
+        right=numbers,
+    )
     wins = ", ".join(
         f"session {session.session_id} ({session.library}): {wins}"
         for session, wins in zip(found.sessions, found.wins, strict=True)
@@ -87,10 +93,6 @@ def _ratio(ratio: Ratio | None) -> str:
     if ratio.low is None or ratio.high is None:
         return _times(ratio.value)
     return f"{_times(ratio.value)} [{ratio.low:.3f}, {ratio.high:.3f}]"
-
-
-def _counted(name: str, runs: int) -> str:
-    return f"{name}, {runs} runs"
 
 
 def _ms(time_ms: float) -> str:

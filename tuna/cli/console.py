@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from tuna.sentences import counted
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
@@ -172,7 +174,7 @@ class ProgressView:
             self._notice = ""
         now = time.monotonic()
         note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
-        done = f"{counts.finished}/{counts.wanted} jobs{self._pace(now, counts)}"
+        done = f"{counts.finished}/{counted(counts.wanted, 'job')}{self._pace(now, counts)}"
         if self._live is not None:
             from rich.text import Text
 

@@ -12,6 +12,7 @@ from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table
 from tuna.errors import BadInput
+from tuna.sentences import counted
 
 _PATH = click.Path(path_type=Path)
 _DATABASE = click.Path(path_type=Path, exists=True)
@@ -141,5 +142,6 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
         click.echo(f"{fault.file}: {fault.rule}: {fault.text}")
     for why, count in sorted(found.left_out.items()):
         click.echo(f"not checked: {count} {why}", err=True)
-    click.echo(f"{len(found.files)} files, {found.entries} entries: {len(found.faults) or 'no'} faults")
+    faults = counted(len(found.faults), "fault") if found.faults else "no faults"
+    click.echo(f"{counted(len(found.files), 'file')}, {counted(found.entries, 'entry', 'entries')}: {faults}")
     return int(bool(found.faults))

@@ -8,6 +8,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
+from tuna.sentences import counted
 from tuna.vocabulary import Cause
 
 _jobs = click.option("--job", "jobs", type=options.ID, multiple=True, help="Only this job; may come often.")
@@ -40,4 +41,4 @@ def _count(moved: Mapping[str, int], what: str, mark: str) -> str:
         return "no job is concerned"
     total = sum(moved.values())
     parts = ", ".join(f"{count} {mark}{name}" for name, count in sorted(moved.items()))
-    return f"{total} {'job' if total == 1 else 'jobs'} {what} ({parts})"
+    return f"{counted(total, 'job')} {what} ({parts})"

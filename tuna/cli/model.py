@@ -13,6 +13,7 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table
 from tuna.errors import BadInput
+from tuna.sentences import counted
 
 _WINOGRAD = click.option(
     "--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only."
@@ -191,8 +192,8 @@ def tune(
 
     def started(tuned: api.TunedModel) -> None:
         click.echo(
-            f"session {tuned.session_id}: {tuned.tasks} tasks can be tuned, {tuned.known} of them have a result; "
-            f"{tuned.wanted} jobs are missing"
+            f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned, {tuned.known} of them have a result; "
+            f"{counted(tuned.wanted, 'job is', 'jobs are')} missing"
         )
 
     with ProgressView("tuning") as view:
@@ -205,7 +206,7 @@ def tune(
             on_progress=view.update,
         )
     if tuned.added < tuned.wanted:
-        click.echo(f"{tuned.added} of {tuned.wanted} jobs fitted into the time; the same command goes on")
+        click.echo(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")
     if output is not None:
         show_built(
             api.build_model(
@@ -213,7 +214,9 @@ def tune(
             )
         )
     if tuned.errored:
-        click.echo(f"{tuned.errored} jobs failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
+        click.echo(
+            f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id {tuned.session_id}`", err=True
+        )
     return 1 if tuned.errored else 0
 
 
@@ -221,9 +224,10 @@ def show_import(imported: api.ImportedModel) -> None:
     """Print what an import found."""
     found, tasks = imported.model, imported.model.manifest.tasks
     cores = [task for task in tasks if task.task.core is not None]
+    calls = counted(sum(task.count for task in tasks), "call")
     click.echo(
-        f"{found.name} {found.version[:12]}: {sum(task.count for task in tasks)} calls of {len(tasks)} tasks, "
-        f"{len(cores)} of them convolutions and products; {imported.added} tasks are new"
+        f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')}, "
+        f"{len(cores)} of them convolutions and products; {counted(imported.added, 'task is', 'tasks are')} new"
     )
 
 
@@ -241,7 +245,7 @@ def show_built(built: api.BuiltModel) -> None:
     for label, reason in built.refused.items():
         click.echo(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
-        click.echo(f"of {built.compared} tasks the fastest kernels were compared inside the model")
+        click.echo(f"of {counted(built.compared, 'task')} the fastest kernels were compared inside the model")
     ours = statistics.median(built.times_ms["tuna"])
     for name, times in built.times_ms.items():
         median, wall = statistics.median(times), statistics.median(built.wall_ms[name])

@@ -14,6 +14,7 @@ from tuna.cli import options, show
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 from tuna.errors import LibraryMissing
+from tuna.sentences import counted
 
 TAG = "resnet50"
 NETWORK = api.Network("ResNet-50", "1.5", "torchvision", "any")
@@ -48,7 +49,7 @@ def quickstart(output: Path, candidates: int) -> int:
     click.echo("\nReport:")
     click.echo(str(api.write_report(figures, output / "report.html")))
     if errored:
-        click.echo(f"\n{errored} jobs failed; see why: `tuna status --session-id {session_id}`", err=True)
+        click.echo(f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`", err=True)
     click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
     return 0 if figures.with_winner == len(figures.layers) else 1
 

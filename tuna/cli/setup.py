@@ -12,6 +12,7 @@ import click
 from tuna import api
 from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table
+from tuna.sentences import counted
 
 
 @click.command()
@@ -70,7 +71,7 @@ def configs(tag: str, as_json: bool) -> None:
 @options.library_argument
 def update_solvers(library: str) -> None:
     """Store the solvers that LIBRARY has now."""
-    click.echo(f"{library} has {api.update_solvers(library)} solvers")
+    click.echo(f"{library} has {counted(api.update_solvers(library), 'solver')}")
 
 
 @click.command()

@@ -83,7 +83,7 @@ def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> P
     found = _with_rejections(prepare)
     started(found.session)
     _imported(found.imported, tag)
-    click.echo(f"{library} has {found.solvers} solvers")
+    click.echo(f"{library} has {counted(found.solvers, 'solver')}")
     applicability(found.applicability)
     loaded(found.loaded)
     return found
@@ -134,7 +134,7 @@ def _more(lines: int) -> str:
 def left_out(found: Mapping[str, int]) -> None:
     """What lines asked for beside their layers."""
     for what, lines in sorted(found.items()):
-        click.echo(f"left out: {what} ({lines} lines)", err=True)
+        click.echo(f"left out: {what} ({counted(lines, 'line')})", err=True)
 
 
 def networks(found: Networks) -> None:
@@ -182,11 +182,11 @@ def applicability(found: Applicability) -> None:
     pairs = counted(found.pairs, "applicable pair")
     click.echo(f"{counted(found.configs, 'layer')}, {pairs} of layer and solver")
     for name, count in sorted(found.unknown.items()):
-        click.echo(f"left out: {name} applies to {count} layers but is no known solver", err=True)
+        click.echo(f"left out: {name} applies to {counted(count, 'layer')} but is no known solver", err=True)
     if found.unanswered:
         first = "; ".join(found.unanswered[:3])
         raise TunaError(
-            f"The library failed to answer for {len(found.unanswered)} of {found.configs} layers, such as {first}.",
+            f"The library failed to answer for {len(found.unanswered)} of {counted(found.configs, 'layer')}, such as {first}.",
             hint="the log has the reason for each; the other layers are done, and the same command asks again for all",
         )
 

@@ -12,6 +12,7 @@ from tuna import api
 from tuna.cli import model, options, show
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
+from tuna.sentences import counted
 
 
 @click.command()
@@ -58,7 +59,7 @@ def layers(
             show.exported(api.export(number, form, output))
         click.echo(str(api.write_report(figures, output / "report.html")))
     if errored:
-        click.echo(f"{errored} jobs failed; see why: `tuna status --session-id {number}`", err=True)
+        click.echo(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
     click.echo(f"all results: `tuna results --session-id {number}`", err=True)
     return 0 if figures.layers and figures.with_winner == len(figures.layers) else 1
 

@@ -13,6 +13,7 @@ import click
 
 from tuna import api
 from tuna.cli.console import duration, fitting, table
+from tuna.sentences import counted
 from tuna.vocabulary import State
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
     kept = fitting(titles, narrow, (0, 0, 0, 0, 1, 2, 3, 4, 5), width)
     left = len(snapshot.sessions) - len(chosen)
     return table(
-        f"{len(snapshot.sessions)} sessions, {left} of them not shown" if left else "",
+        f"{counted(len(snapshot.sessions), 'session')}, {left} of them not shown" if left else "",
         [titles[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         [position for position, place in enumerate(kept) if place in (0, 1, 2, 3, 7, 8)],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuna.cli.console import fitting, print_table, terminal_width
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures
@@ -54,7 +55,10 @@ def print_winners(figures: ReportFigures) -> None:
             err=True,
         )
     if figures.header.simulated:
-        click.echo(f"simulated: {figures.header.simulated} results were timed by a stand-in, not by a device", err=True)
+        click.echo(
+            f"simulated: {counted(figures.header.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
+            err=True,
+        )
     for difference in figures.header.against.differences if figures.header.against else ():
         click.echo(f"not like for like: {difference}", err=True)
 
@@ -130,7 +134,7 @@ def _sentence(figures: ReportFigures, total: TotalFigures) -> str:
             f"{formats.factor(figures.mean_gain_other)} ({formats.factor(total.gain_other)}) over "
             f"{other.library} {other.library_version}"
         )
-    missing = f"; {formats.count(total.missing)} layers of it have no time" if total.missing else ""
+    missing = f"; {counted(total.missing, 'layer of it has', 'layers of it have')} no time" if total.missing else ""
     if not gains:
-        return f"{formats.count(total.layers)} layers have a winner; no untuned kernel was measured{missing}"
+        return f"{counted(total.layers, 'layer has', 'layers have')} a winner; no untuned kernel was measured{missing}"
     return f"geometric mean of the layers (and of the total): {', '.join(gains)}{missing}"

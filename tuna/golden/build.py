@@ -18,6 +18,7 @@ from tuna.golden import entries, results
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
 from tuna.golden.results import ResultSelection
 from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
+from tuna.sentences import counted
 
 _COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
 
@@ -43,8 +44,9 @@ class BuildReport:
         parts += [f"{self.from_base} from version {self.base_version}"] if self.from_base else []
         made = "built" if self.new else "overwritten"
         return (
-            f"golden version {self.version} of {self.library} {made}: {self.entries} entries with {self.kernels} kernels"
-            f" ({', '.join(parts)}, {self.replaced} replaced, {self.imported} imported)"
+            f"golden version {self.version} of {self.library} {made}: "
+            f"{counted(self.entries, 'entry', 'entries')} with {counted(self.kernels, 'kernel')} "
+            f"({', '.join(parts)}, {self.replaced} replaced, {self.imported} imported)"
         )
 
 

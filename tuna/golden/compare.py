@@ -18,6 +18,7 @@ from tuna.golden import entries, results
 from tuna.golden.entries import Entry
 from tuna.golden.results import ResultSelection
 from tuna.golden.versions import Version, find, of_library
+from tuna.sentences import counted
 
 NO_MODEL = "(no model)"
 TOTAL = "total"
@@ -98,7 +99,7 @@ class PromotionReport:
         subject = f"session {self.session_id}" if self.version is None else f"golden version {self.version}"
         found = [f"{subject} of {self.library} against {other}", ""]
         if self.left_out:
-            found[1:1] = [f"left out: {self.left_out} results of the session that cannot become golden"]
+            found[1:1] = [f"left out: {counted(self.left_out, 'result')} of the session that cannot become golden"]
         found.append(f"{'model':40} {'faster':>7} {'slower':>7} {'equal':>7} {'new':>7} {'missing':>7}  weighted time")
         found += [_tally_line(tally) for tally in (*self.models, self.total)]
         for title, changes in (("worst regressions", self.regressions), ("best gains", self.gains)):
@@ -298,7 +299,7 @@ def _tally_line(tally: Tally) -> str:
 
 
 def _layers(count: int) -> str:
-    return "1 layer is" if count == 1 else f"{count} layers are"
+    return counted(count, "layer is", "layers are")
 
 
 def _percent(fraction: float) -> str:

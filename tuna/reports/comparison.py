@@ -18,6 +18,7 @@ from tuna.db.models import Config, ConfigTag, FindDb, Job, Solver, Trial
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
 from tuna.reports.ratios import Ratio, ratio_of_medians
+from tuna.sentences import counted
 
 #: The name of the total over all layers, each counted once.
 ALL_LAYERS = "all layers, each once"
@@ -289,7 +290,7 @@ def differences(ids: Sequence[int], environments: Sequence[Environment]) -> tupl
 
 def _stand_ins(compared: Sequence[ComparedSession]) -> tuple[str, ...]:
     return tuple(
-        f"{one.simulated} results of session {one.session_id} were timed by a stand-in, not by a device."
+        f"In session {one.session_id} {counted(one.simulated, 'result was', 'results were')} timed by a stand-in, not by a device."
         for one in compared
         if one.simulated
     )

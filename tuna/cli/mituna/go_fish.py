@@ -13,6 +13,7 @@ from tuna.cli import options, show, work
 from tuna.cli.golden import update_golden_command
 from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
+from tuna.sentences import counted
 
 DEFAULT_LIBRARY = "miopen"
 #: What `go_fish.py LIBRARY` takes as a word instead of options.
@@ -99,7 +100,7 @@ def _init_session(library: str, given: dict[str, Any]) -> None:
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
-    click.echo(f"{library} has {api.update_solvers(library)} solvers")
+    click.echo(f"{library} has {counted(api.update_solvers(library), 'solver')}")
 
 
 def _list_solvers(library: str, _: dict[str, Any]) -> None:
