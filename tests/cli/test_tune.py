@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,3 +117,23 @@ def test_a_session_without_results_says_so(loaded: TypeIn) -> None:
     assert (ended.code, ended.out) == (0, "")
     assert "no results" in ended.err
     assert loaded("tuna", "results", "--session-id", 1, "--json").out == "[]\n"
+
+
+def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
+    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was silent for as long as workers finished their work."""
+
+    def interrupted(*_: object, on_wait: Callable[[float], None], **__: object) -> None:
+        on_wait(30)
+        raise KeyboardInterrupt
+
+    stored = SimpleNamespace(name="net", version="1")
+    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(model, "show_import", lambda _: None)
+    monkeypatch.setattr(model.api, "tune_model", interrupted)
+    ended = type_in("tuna", "tune", tmp_path / "net.onnx")
+    assert ended.code == 130
+    assert "Stopping: workers have 30 s to finish what they do. Ctrl-C now ends them at once." in " ".join(
+        ended.err.split()
+    )

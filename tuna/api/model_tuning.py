@@ -41,12 +41,14 @@ def tune_model(
     minutes: float | None = None,
     on_start: Callable[[TunedModel], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_wait: Callable[[float], None] | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
 
     Each task is tuned by the solver that should win, the heaviest task first, then by others that may win; `minutes` limits the
     time. Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second
-    call resumes. `on_start` gets what is to be done before the workers start. Raises NotFound.
+    call resumes. `on_start` gets what is to be done before the workers start; `on_progress` and `on_wait` are those of
+    `api.run`. Raises NotFound.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
@@ -84,7 +86,7 @@ def tune_model(
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
         with contextlib.suppress(_TimeIsUp):
-            jobs.run(session.id, on_progress=follow)
+            jobs.run(session.id, on_progress=follow, on_wait=on_wait)
     return replace(tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0)
 
 

@@ -165,6 +165,10 @@ class ProgressView:
         """Print a sentence beside the progress, at once."""
         self._console.print(sentence)
 
+    def stopping(self, seconds: float) -> None:
+        """Answer an interruption: what is waited for, how long, and how not to wait."""
+        self.say(f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at once.")
+
     def update(self, counts: _Counts) -> None:
         """Show new counts; nothing as long as there are no jobs."""
         if not counts.wanted:

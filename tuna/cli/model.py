@@ -204,6 +204,7 @@ def tune(
             minutes=minutes,
             on_start=started,
             on_progress=view.update,
+            on_wait=view.stopping,
         )
     if tuned.added < tuned.wanted:
         click.echo(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")

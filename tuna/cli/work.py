@@ -40,11 +40,7 @@ def work_through(
 
     with ProgressView(f"session {session_id}", load().advice if workers else "") as view:
         if workers:
-
-            def say_waiting(seconds: float) -> None:
-                view.say(f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C again ends them now.")
-
-            end = api.run(session_id, steps, processes=processes, on_progress=view.update, on_wait=say_waiting)
+            end = api.run(session_id, steps, processes=processes, on_progress=view.update, on_wait=view.stopping)
         else:
             end = api.enqueue(session_id, steps, on_progress=view.update)
     click.echo(f"session {session_id}: {', '.join(f'{count} {name}' for name, count in sorted(end.states.items()))}")
