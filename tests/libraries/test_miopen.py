@@ -270,9 +270,16 @@ def test_without_fin_the_error_names_where_it_should_be(tmp_path: Path, monkeypa
 
 
 def test_rdna_counts_work_group_processors() -> None:
-    agents = [("gfx1030", 72), ("gfx90a", 104)]
+    """F5: gfx11 and gfx12 too, whose databases would have had names that MIOpen does not look for."""
+    agents = [("gfx1030", 72), ("gfx90a", 104), ("gfx1100", 96), ("gfx1151", 40), ("gfx1201", 64)]
     text = "".join(
         f"Agent {number}\n  Name:  {arch}\n  Device Type:  GPU\n  Compute Unit:  {count}\n"
         for number, (arch, count) in enumerate(agents, 1)
     )
-    assert [(gpu.arch, gpu.num_cu) for gpu in environment.parse_rocminfo(text)] == [("gfx1030", 36), ("gfx90a", 104)]
+    assert [(gpu.arch, gpu.num_cu) for gpu in environment.parse_rocminfo(text)] == [
+        ("gfx1030", 36),
+        ("gfx90a", 104),
+        ("gfx1100", 48),
+        ("gfx1151", 20),
+        ("gfx1201", 32),
+    ]

@@ -136,8 +136,8 @@ visible_gpu = functools.cache(find_gpu)
 def parse_rocminfo(text: str) -> list[Gpu]:
     """The GPU agents in the order of their numbers.
 
-    On gfx10 devices MIOpen counts work-group processors, of two compute units each: the databases of a gfx1030 with 72
-    compute units have 36 in their names.
+    On gfx10, gfx11 and gfx12 devices MIOpen counts work-group processors, of two compute units each (`GetMaxHardwareComputeUnits`
+    in its `src/include/miopen/handle.hpp`): the databases of a gfx1030 with 72 compute units have 36 in their names.
     """
     gpus = []
     for agent in re.split(r"(?m)^Agent \d+\s*$", text)[1:]:
@@ -149,5 +149,5 @@ def parse_rocminfo(text: str) -> list[Gpu]:
         if fields.get("Device Type") != "GPU" or not _ARCH.fullmatch(fields.get("Name", "")):
             continue
         arch, num_cu = fields["Name"], int(fields["Compute Unit"])
-        gpus.append(Gpu(arch, num_cu // 2 if arch.startswith("gfx10") else num_cu))
+        gpus.append(Gpu(arch, num_cu // 2 if arch.startswith("gfx1") else num_cu))
     return gpus
