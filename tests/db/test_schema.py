@@ -136,7 +136,7 @@ def test_a_layer_without_an_answer_keeps_its_solvers_and_fails_the_command(engin
     with reading(engine) as connection:
         pairs = sa.select(sa.func.count()).select_from(SolverApplicability)
         assert connection.execute(pairs).scalar_one() == before.pairs
-    with pytest.raises(TunaError, match=f"failed to answer for 1 of {before.configs} layers, such as "):
+    with pytest.raises(TunaError, match="failed to answer for 1 of 1 layer, such as "):
         show.applicability(found)
 
 
