@@ -200,11 +200,18 @@ def _without(lines: list[Any], name: str) -> None:
         lambda lines: lines[0][1]["columns"].__setitem__("job", ["id", "nosuch"]),
         lambda lines: lines[0][1]["columns"].__setitem__("job", ["id"]),
         lambda lines: lines[0][1].pop("uuid"),
+        lambda lines: _row(lines, "job").__setitem__(0, 10**30),
+        lambda lines: _row(lines, "trial").__setitem__(-1, "2026-11-22T12:00:00"),
+        lambda lines: _row(lines, "trial").__setitem__(5, "\ud800"),
+        lambda lines: _row(lines, "find_db").__setitem__(5, float("nan")),
+        lambda lines: lines[0][1].__setitem__("uuid", {}),
+        lambda lines: lines[0][1].__setitem__("ids", {"job": "x"}),
+        lambda lines: lines[0][1].__setitem__("columns", []),
         lambda lines: _without(lines, "job"),
         lambda lines: _without(lines, "session"),
         lambda lines: _without(lines, "environment"),
     ],
-    ids=range(12),
+    ids=range(19),
 )
 def test_a_forged_file_leaves_nothing(sqlite_engine: sa.Engine, tmp_path: Path, whole: bytes, forge: Any) -> None:
     """With a hash that is right."""

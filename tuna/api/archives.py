@@ -45,14 +45,14 @@ def restore_session(path: Path, reason: str | None = None, on_jobs: OnJobs | Non
     return restore(open_database(), path, reason, on_jobs)
 
 
-def check_deletion(session_id: int) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted as it is."""
+def check_deletion(session_id: int, *, cancels: bool = False) -> None:
+    """Raise NotFound, or BadInput for a session that must not be deleted; `cancels`: its jobs will be canceled first."""
     from tuna.archives import removal
     from tuna.db.database import open_database
     from tuna.db.engine import reading
 
     with reading(open_database()) as connection:
-        removal.check(connection, session_id)
+        removal.check(connection, session_id, cancels=cancels)
 
 
 def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Deleted, str]:
@@ -67,13 +67,14 @@ def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Dele
 
     check_deletion(session_id)
     engine, left = open_database(), ""
+    store = artifacts_of_models()
 
     def remove(digests: set[str]) -> None:
         nonlocal left
-        if left or not digests:
+        if left:
             return
         try:
-            artifacts_of_models().remove(digests)
+            store.remove(digests)
         except ServiceError as error:
             left = str(error)
 

@@ -14,7 +14,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tuna.artifact_files import MAX_BYTES
 from tuna.errors import BadInput
@@ -30,7 +32,7 @@ _MAX_LINE_BYTES = MAX_BYTES // 3 * 4 + (1 << 20)
 class Header:
     """What an archive says of itself before its rows."""
 
-    uuid: str  #: of the session
+    uuid: Annotated[str, Field(min_length=1, max_length=36)]  #: of the session
     library: str
     reason: str
     tuna: str  #: version that wrote it
@@ -42,6 +44,9 @@ class Header:
     def json(self) -> dict[str, Any]:
         """As it stands in the file."""
         return {"version": VERSION, **vars(self)}
+
+
+_HEADER = TypeAdapter(Header)
 
 
 class ArchiveWriter:
@@ -99,7 +104,7 @@ def _checked(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with gzip.open(path, "rb") as stream:
             while data := stream.readline(_MAX_LINE_BYTES):
-                name, value = json.loads(data)
+                name, value = json.loads(data, parse_constant=_refuse)
                 if name == END:
                     if value != found.hexdigest() or stream.read(1):
                         raise BadInput(f"{path} is damaged: its contents do not have the hash that it names.")
@@ -135,10 +140,15 @@ def _header(path: Path, name: str, value: Any) -> Header:
             hint=f"restore it with Tuna {value.get('tuna')}",
         )
     try:
-        return Header(**{key: one for key, one in value.items() if key != "version"})
-    except TypeError:
+        return _HEADER.validate_python({key: one for key, one in value.items() if key != "version"})
+    except ValidationError:
         raise BadInput(f"{path} is damaged: its header is not complete.") from None
 
 
+def _refuse(constant: str) -> None:
+    """No database has NaN and infinity."""
+    raise ValueError(f"{constant} is no number")
+
+
 def _line(name: str, value: Any) -> bytes:
-    return json.dumps([name, value], separators=(",", ":")).encode() + b"\n"
+    return json.dumps([name, value], separators=(",", ":"), allow_nan=False).encode() + b"\n"

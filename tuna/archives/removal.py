@@ -45,13 +45,13 @@ class Deleted:
     golden: tuple[str, ...] = ()  #: versions that refer to it, for which its row stays
 
 
-def check(connection: sa.Connection, session_id: int) -> None:
-    """Raise NotFound, or BadInput for a session that must not be deleted as it is."""
+def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) -> None:
+    """Raise NotFound, or BadInput for a session that must not be deleted as it is; `cancels`: its jobs will be canceled."""
     sessions.get(connection, session_id)
     running = sa.select(sa.func.count()).where(
         Job.session_id == session_id, Job.state.in_([state.value for state in IN_FLIGHT])
     )
-    if count := connection.execute(running).scalar_one():
+    if not cancels and (count := connection.execute(running).scalar_one()):
         raise BadInput(
             f"Session {session_id} has {count} {'job' if count == 1 else 'jobs'} with workers or in queues.",
             hint=f"cancel them: `tuna cancel --session-id {session_id}`, or add --cancel",

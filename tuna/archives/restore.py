@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
 from tuna.archives.file import BATCH, Header, rows, verify
@@ -55,6 +55,8 @@ def restore(
 
     Raises BadInput for a file that is none, not whole, or of a session that is there already. `on_jobs` as in `archive`.
     """
+    if reason is not None and not 0 < len(reason.strip()) <= 255:
+        raise BadInput("A session needs a reason of 1 to 255 characters.", hint="give it with --reason")
     header = verify(path)
     try:
         with writing(engine) as connection:
@@ -70,7 +72,7 @@ def restore(
         raise BadInput(
             f"{path} cannot be restored by this version of Tuna: {error}.", hint=f"Tuna {header.tuna} wrote it"
         ) from None
-    except (IntegrityError, DataError) as error:
+    except StatementError as error:  # not of an outage or a full disk, which `writing` translates
         raise BadInput(
             f"{path} cannot be restored: {str(error.orig)[:200]}.",
             hint="if another command was writing to the database, restore it again",

@@ -19,6 +19,7 @@ SHARED = (
     *("config", "conv_config", "gemm_config", "batch_norm_config", "config_tag"),
 )
 OWN = ("session", "solver_applicability", "job", "step_result", "trial", "find_db", "find_db_kernel")
+_INT64 = 1 << 63
 #: Tables whose ids are the session's own.
 WITH_IDS = ("job", "step_result", "trial", "find_db")
 
@@ -79,7 +80,7 @@ def _default(column: sa.Column[Any]) -> bool:
 
 def _reader(column: sa.Column[Any]) -> Callable[[Any], Any]:
     if isinstance(column.type, UtcDateTime):
-        return datetime.fromisoformat
+        return _moment
     kind: Any = dict if isinstance(column.type, sa.JSON) else column.type.python_type
     if kind is bytes:
         return _bytes
@@ -87,11 +88,18 @@ def _reader(column: sa.Column[Any]) -> Callable[[Any], Any]:
     expected = kinds.get(kind, kind)
 
     def check(value: Any) -> Any:
-        if not isinstance(value, expected):
+        if not isinstance(value, expected) or (kind is int and not -_INT64 <= value < _INT64):
             raise ValueError(f"{column.name} cannot be {value!r:.100}")
         return kind(value)
 
     return check
+
+
+def _moment(value: Any) -> datetime:
+    found = datetime.fromisoformat(value)
+    if found.tzinfo is None:
+        raise ValueError(f"{value} has no time zone")
+    return found
 
 
 def _bytes(value: Any) -> bytes:

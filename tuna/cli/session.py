@@ -126,8 +126,7 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
     Layers, tags and solvers stay, and golden versions keep what they need. There is no way back but from an archive.
     """
     (one,) = api.list_sessions(session_id)
-    if not cancels:
-        api.check_deletion(session_id)
+    api.check_deletion(session_id, cancels=cancels)
     what = f"session {session_id} ({one.library}: {one.reason})"
     if not yes:
         if not sys.stdin.isatty():
