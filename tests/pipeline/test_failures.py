@@ -169,7 +169,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     library = Fails(request.param)
-    monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: library)
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: library)
     return Scene(engine, redis_client, tmp_path, library)
 
 

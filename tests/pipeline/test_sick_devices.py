@@ -160,7 +160,7 @@ def test_a_sick_device_hurts_no_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = Farm(sickness, tmp_path / "sick")
-    monkeypatch.setattr("tuna.pipeline.scope.get_library", lambda _: library)
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: library)
     monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.005)
     monkeypatch.setattr("tuna.membership.heartbeat._MIN_INTERVAL_S", 0.1)
     engine = sqlite_template.engine(tmp_path / "run.sqlite")

@@ -160,7 +160,7 @@ class Pipeline(Machine):
         for name in ("_store", "acknowledge"):
             self.a_worker_reports_a_result(pick, None)
             drain = self.coordinator.drain
-            setattr(drain if name == "_store" else drain._stream, name, lambda _: self._die())
+            setattr(drain if name == "_store" else drain._stream, name, lambda *_: self._die())
             with contextlib.suppress(Died):
                 drain.once()
             self.coordinator = self._start()
