@@ -41,6 +41,8 @@ _OPTIONS = {
     "appendonly": "no",
     "maxmemory-policy": "noeviction",
 }
+#: Variables that it gets: /proc shows them to every process of this user, and others may hold passwords.
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 
 
 def socket_path(run_dir: Path) -> Path:
@@ -185,6 +187,7 @@ class EmbeddedRedis:
         try:
             subprocess.Popen(
                 [*guard, program(), *arguments],
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tuna.errors import BadInput, TunaError
+from tuna.sandbox.dumpable import forbid_inspection
 from tuna.version import __version__
 
 #: name -> (module, attribute, one line of help). Listed here so that `tuna --help` imports none of them.
@@ -130,6 +131,7 @@ def guarded(
     `respell` turns the options that a sentence names, which are those of `tuna`, into those of the program.
     """
     words = sys.argv[1:] if args is None else args
+    forbid_inspection()
     try:
         check_words(words)
         if command is tuna:
