@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 import uuid
@@ -22,6 +23,7 @@ from tuna.errors import ServiceError, StoreUnavailable, TunaError
 from tuna.libraries.registry import GROUP, get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
+from tuna.sandbox import box, landlock
 from tuna.sandbox.cores import compile_cpus, eval_cpus
 from tuna.settings import Settings, get_settings, misspelt
 from tuna.version import DISTRIBUTION, __version__
@@ -63,6 +65,7 @@ def check(library: str | None = None) -> list[Finding]:
         "broker": lambda: of_broker(settings) if _broker_is_apart(settings) else (),
         "artifacts": lambda: of_artifacts(settings),
         "cores": of_cores,
+        "sandbox": lambda: of_sandbox(settings),
     }
     found = [finding for what, look in checks.items() for finding in _answered(what, look)]
     found += [of_library(name) for name in ([library] if library else names())]
@@ -120,6 +123,21 @@ def of_cores() -> Iterator[Finding]:
     text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
     shared = bool(set(measuring) & set(compiling))
     yield Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
+
+
+def of_sandbox(settings: Settings) -> Iterator[Finding]:
+    """The box round what is built and measured: what of it this kernel has."""
+    hint = "measured code could read what this user can: see docs/security.md"
+    if settings.sandbox == "off":
+        yield _judge("sandbox", True, "switched off by TUNA_SANDBOX", hint, warning=True)
+        return
+    open_here = box.lacking()
+    version = landlock.version()
+    text = f"open: {'; '.join(open_here)}" if open_here else f"closed: files by Landlock {version}, the rest by seccomp"
+    yield _judge("sandbox", bool(open_here), text, hint, warning=settings.sandbox != "require")
+    text = "limited" if os.getuid() else "not limited, because this user is root"
+    hint = "run workers as another user, or in a container with a limit of processes"
+    yield _judge("sandbox processes", not os.getuid(), text, hint, warning=True)
 
 
 def of_library(name: str) -> Finding:

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,43 @@ from tuna.errors import BadInput, StorageFull, TunaError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+class NotPlain(OSError):
+    """Not a regular file, or too large a one."""
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """What a process that is not trusted wrote to `path`: no link is followed, no pipe waited for.
+
+    Raises FileNotFoundError, and NotPlain for what is no regular file of at most `most_bytes`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NotPlain(f"{path.name} is no plain file: {error.strerror}") from None
+    found = os.fstat(descriptor)
+    try:
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlain(f"{path.name} is no plain file")
+        if found.st_size > most_bytes:
+            raise NotPlain(f"{path.name} is longer than {most_bytes} bytes")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def empty(folder: Path) -> None:
+    """Remove what is in a folder, as far as this user can."""
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @contextlib.contextmanager

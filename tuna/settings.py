@@ -135,6 +135,26 @@ class Settings(BaseSettings):
         description="allow simulated measurements: the library noop and the stand-in for fin. Their results are marked, "
         "and golden versions refuse them",
     )
+    sandbox: Literal["auto", "require", "off"] = Field(
+        "auto",
+        description="the box round what is built and measured. auto: as far as this kernel can; require: nothing runs where it "
+        "cannot close it; off: none",
+    )
+    sandbox_read: str = Field(
+        "", description="paths, separated by colons, that boxed programs may read too, such as a compiler's of your own"
+    )
+    sandbox_write: str = Field(
+        "", description="paths that they may write too, such as /dev/shm for an OpenMP runtime that insists on it"
+    )
+    sandbox_memory_mib: int = Field(
+        0, ge=0, description="memory of one such process; 0: what the library sets, for most 8192, else this machine's"
+    )
+    sandbox_file_mib: int = Field(8192, ge=0, description="size of one file that it may write; 0: no limit")
+    sandbox_processes: int = Field(
+        8192,
+        ge=0,
+        description="processes and threads of this user above which it can start no more (of root it is not enforced); 0: no limit",
+    )
     allow_exec: bool = Field(False, description="allow workers on this machine to run commands of `go_fish.py --exec`")
 
     @classmethod

@@ -54,7 +54,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
         )
         assert [step.name for step in library.steps] == ["eval"]
         (result,) = library.run(library.step(item.step), [item], context)
-        assert list(context.scratch.iterdir()) == []
+        assert [path.name for path in context.scratch.rglob("*") if path.is_file()] == []
         return result
 
     yield run

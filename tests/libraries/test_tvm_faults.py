@@ -14,6 +14,7 @@ from tvm_layers import DILATION, conv
 
 from tuna.libraries.items import Trial
 from tuna.libraries.tvm import TvmLibrary
+from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
 pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
@@ -134,6 +135,8 @@ def fake_linker(folder: Path, monkeypatch: pytest.MonkeyPatch, first_time: str) 
     script.write_text(f'#!/bin/sh\nif [ ! -e {flag} ]; then touch {flag}; {first_time}; fi\nexec {real} "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(folder))
+    get_settings.cache_clear()
 
 
 def good(trials: tuple[Trial, ...]) -> list[tuple[int, str | None, str | None]]:
@@ -162,7 +165,7 @@ def test_a_build_that_dies_or_hangs_is_one_failed_trial_and_the_rest_are_what_th
     assert result.trials[0].params == expected.trials[0].params
     assert good(result.trials) == good(expected.trials)[1:]
     assert result.ok
-    assert not list(unlucky.context.scratch.glob("candidate-*"))
+    assert not list(unlucky.context.scratch.rglob("candidate-*"))
 
 
 def test_a_job_without_one_good_build_fails_with_the_cause(

@@ -128,7 +128,7 @@ def test_on_another_host_too_what_runs_ends_at_once_with_all_that_it_started(
 
     class Hour(NoopLibrary):
         def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
-            run([sys.executable, "-c", program], timeout_s=600.0, cancelled=context.cancelled)
+            run([sys.executable, "-c", program], timeout_s=600.0, cancelled=context.cancelled, box=None)
             yield result_of(items[0], ok=True)
 
     far = bench.on("far-away", lease_s=240.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuna.sandbox import processes
+from tuna.sandbox.box import Box
 from tuna.sandbox.discovery import VISIBILITY
 from tuna.sandbox.processes import Child, ChildCancelled, ChildCrashed, ChildFailed, ChildTimeout, child_env, run
 
@@ -300,7 +301,7 @@ def test_a_program_that_nobody_wants_any_more_is_killed_with_all_that_it_started
     note = tmp_path / "pid"
     helper = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); p.wait()"
     with pytest.raises(ChildCancelled):
-        python(helper, cancelled=lambda: note.exists() and bool(note.read_text()))
+        python(helper, cancelled=lambda: note.exists() and bool(note.read_text()), box=Box(writable=(tmp_path,)))
     assert eventually(lambda: gone(int(note.read_text())))
 
 

@@ -1,14 +1,21 @@
-"""Pieces of code in a process of little memory."""
+"""Pieces of code in a process of little memory; what a box is tried with."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from box_place import HERE, SECRET, Place
+from shared_data import need
+
+from tuna.sandbox import box as boxes
 
 _PRELUDE = """\
 import resource, sys
@@ -32,3 +39,43 @@ def in_little_memory(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def needs_a_box() -> None:
+    """A kernel that cannot close the box has nothing to be tested; the reason is what a worker would log."""
+    missing = boxes.lacking()
+    if missing:
+        pytest.skip(f"this kernel leaves open: {'; '.join(missing)}")
+
+
+@pytest.fixture(scope="session")
+def acts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of `box_acts.c`."""
+    compiler = shutil.which("cc")
+    need(compiler, "a C compiler")
+    program = tmp_path_factory.mktemp("acts") / "box_acts"
+    subprocess.run([str(compiler), "-o", str(program), str(HERE / "box_acts.c")], check=True)
+    return program
+
+
+@pytest.fixture
+def victim(acts: Path) -> Iterator[psutil.Popen]:
+    """A process of this user, outside of every box, which SIGURG ends."""
+    process = psutil.Popen([str(acts), "wait", "0"], env={"PASSWORD": SECRET}, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """The port of a server on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield str(server.getsockname()[1])
+
+
+@pytest.fixture
+def place(tuna_home: Path, tmp_path: Path) -> Place:
+    return Place(tuna_home, tmp_path)

@@ -240,6 +240,7 @@ SECRETS = {
 
 
 def test_what_compiles_and_measures_does_not_get_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    get_settings()
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     assert not _leaks(repr(child_env()))
@@ -258,6 +259,9 @@ def test_what_compiles_and_measures_does_not_get_the_settings(monkeypatch: pytes
 def test_fin_does_not_get_the_settings(tmp_path: Path, tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tuna.libraries.miopen import fin
 
+    monkeypatch.setenv("TUNA_SANDBOX_WRITE", str(tmp_path))
+    get_settings.cache_clear()
+    get_settings()
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     script = tmp_path / "fin"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -120,8 +121,8 @@ def build_model(
     records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
     request = _request(model.manifest, records, source, compare, checks)
     cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
-    temporary = output.with_name(f".{output.name}.new.so")
-    try:
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name[:99]}.") as folder:
+        temporary = Path(folder) / "new.so"
         facts = cache.find(key, temporary)
         cached = facts is not None
         if facts is None:
@@ -129,8 +130,6 @@ def build_model(
             with contextlib.suppress(TunaError, OSError):  # a full disk: the next build takes as long as this one
                 cache.keep(key, temporary, facts)
         temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)
     built = _described(output, model, facts, known, cached=cached, lookup_s=lookup_s)
     Path(f"{output}.json").write_text(json.dumps(_for_programs(built), indent=1) + "\n")
     return built
@@ -152,35 +151,33 @@ def _request(
 def _make(
     model: StoredModel, records: Mapping[str, Any], winograd: bool, compare: bool, checks: Checks, library: Path
 ) -> dict[str, Any]:
-    """Build, check and time it: the child's answers."""
+    """Build, check and time it, in the folder of `library`, which the caller removes: the child's answers."""
     from tuna.models.process import ModelProcess
 
     manifest, plain = model.manifest, library.with_suffix(".untuned.so")
     source = library.with_suffix(".model")
     common: dict[str, Any] = {"path": str(source), "shapes": manifest.shapes}
     target = {"target": manifest.target}
-    data = _data(model)
-    try:
-        source.write_bytes(data)
-        with ModelProcess(manifest.target) as process:
-            made = process.call(
-                "make", **common, **target, records=records, winograd=winograd, compare=compare, output=str(library)
-            )
-            if checks.untuned:
-                process.call("make_untuned", **common, **target, output=str(plain))
-        with ModelProcess(manifest.target) as process:  # another one: it has only what a user's program has
-            checked = process.call(
-                "check",
-                **common,
-                library=str(library),
-                seed=checks.seed,
-                rivals=checks.rivals,
-                recorded="" if checks.recorded is None else str(checks.recorded.resolve()),
-                untuned=str(plain) if checks.untuned else "",
-            )
-    finally:
-        source.unlink(missing_ok=True)
-        plain.unlink(missing_ok=True)
+    recorded = None if checks.recorded is None else checks.recorded.resolve()
+    source.write_bytes(_data(model))
+    with ModelProcess(manifest.target, writable=(library.parent,)) as process:
+        made = process.call(
+            "make", **common, **target, records=records, winograd=winograd, compare=compare, output=str(library)
+        )
+        if checks.untuned:
+            process.call("make_untuned", **common, **target, output=str(plain))
+    # Another one: it has only what a user's program has.
+    given = (library.parent, *([recorded] if recorded else []))
+    with ModelProcess(manifest.target, readable=given) as process:
+        checked = process.call(
+            "check",
+            **common,
+            library=str(library),
+            seed=checks.seed,
+            rivals=checks.rivals,
+            recorded=str(recorded or ""),
+            untuned=str(plain) if checks.untuned else "",
+        )
     refused = refusal(manifest.opset, checked["errors"])
     if refused is not None:
         raise refused

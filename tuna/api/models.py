@@ -61,7 +61,10 @@ def import_model(
     data = _read(path)
     target = get_library("tvm").environment().target
     engine = open_database()
-    with tempfile.TemporaryDirectory() as folder, ModelProcess(target) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ModelProcess(target, writable=(Path(folder),), readable=(path.resolve(),)) as process,
+    ):
         text = Path(folder) / "module.py"
         wanted = {key: list(value) for key, value in (shapes or {}).items()}
         found = process.call(

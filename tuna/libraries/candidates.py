@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from tuna.artifact_files import MAX_BYTES
+from tuna.files import NotPlain, empty, read_plain
 from tuna.libraries.base import FINALS, Library, Step
 from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import DeviceHandle, RunContext
@@ -31,9 +33,12 @@ from tuna.libraries.measurement import (
     fault,
 )
 from tuna.libraries.options import JobOptions, read
-from tuna.sandbox.processes import Child, child_env
+from tuna.sandbox.box import Box
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.vocabulary import Cause, Resource
 
+#: Folders that the children may write to, emptied after each item.
+_BUILD, _MEASURE = "build", "measure"
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
 #: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
@@ -105,6 +110,9 @@ class CandidateLibrary(Library):
                     "cause": Cause.ARTIFACT_LOST,
                     "output_tail": f"artifact {lost} is gone or damaged",
                 }
+            finally:
+                for room in (_BUILD, _MEASURE):
+                    empty(_room(context, room))
             yield result_of(
                 item,
                 reproduce=self.reproduce(item),
@@ -121,7 +129,8 @@ class CandidateLibrary(Library):
         """Whether a fresh child can load the library and ask the device for its peak; cores are not asked."""
         if device.cores_only:
             return ""
-        child = Child("tuna.libraries.measuring", env=child_env({**self.child_variables(1), **device.variables}))
+        env = child_env({**self.child_variables(1), **device.variables})
+        child = Child("tuna.libraries.measuring", env=env, box=Box(gpus=True))
         try:
             child.call({"op": "probe", "loader": self.loader}, PROBE_S)
         except CHILD_FAULTS as error:
@@ -158,16 +167,14 @@ class CandidateLibrary(Library):
         call = self._caller(
             self._builder_child(context), context, builder=self.builder, job=self._job(item, asked, context)
         )
-        path = context.scratch / f"workload-{item.job_id}"
+        path = _room(context, _BUILD) / "workload"
         try:
             params: list[str] = call("propose", self.start_timeout_s)["params"][: asked.candidates]
             described = params and call("workload", self.start_timeout_s, path=str(path))["bytes"]
-            workload = path.read_bytes() if described else b""
-        except CHILD_FAULTS as error:
-            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+            workload = read_plain(path, MAX_BYTES) if described else b""
+        except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
+            cause, words = _build_fault(error)
             return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
-        finally:
-            path.unlink(missing_ok=True)
         trials = [self._build(call, index, text, context, asked) for index, text in enumerate(params)]
         good = any(trial.cause is None for trial in trials)
         facts: dict[str, Any] = {"ok": good, "trials": tuple(trials), "busy_s": time.monotonic() - clock}
@@ -178,18 +185,16 @@ class CandidateLibrary(Library):
         return facts
 
     def _build(self, call: Call, index: int, params: str, context: RunContext, asked: CandidateOptions) -> Trial:
-        path = context.scratch / f"candidate-{index}{self.suffix}"
+        path = _room(context, _BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:  # replaced: its start is not this candidate's time
                 call("propose", self.start_timeout_s)
             built = call("build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path))
-            digest = context.artifacts.put(path.read_bytes())
-        except CHILD_FAULTS as error:
-            cause, words = fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+            digest = context.artifacts.put(read_plain(path, MAX_BYTES))
+        except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
+            cause, words = _build_fault(error)
             return Trial(index=index, params=params, cause=cause, output_tail=words)
-        except FileNotFoundError:
-            return Trial(index=index, params=params, cause=Cause.BUILD_ERROR, output_tail="the builder wrote no file")
         finally:
             path.unlink(missing_ok=True)
         return Trial(index=index, params=params, artifact=digest, build_s=built["seconds"])
@@ -230,11 +235,8 @@ class CandidateLibrary(Library):
         call = self._caller(self._loader_child(context), context, loader=self.loader)
         with contextlib.suppress(*CHILD_FAULTS):
             call("prepare", self.start_timeout_s)  # the start is not part of the job's own time
-        clock, inputs = time.monotonic(), context.scratch / "inputs"
-        try:
-            found = Measurement(call, self._fresh(context), contest, paths, inputs).run(self._highest_gflops)
-        finally:
-            inputs.unlink(missing_ok=True)
+        clock, inputs = time.monotonic(), _room(context, _MEASURE) / "inputs"
+        found = Measurement(call, self._fresh(context), contest, paths, inputs).run(self._highest_gflops)
         facts: dict[str, Any] = {
             "trials": found.trials,
             "ok": any(trial.cause is None for trial in found.trials),
@@ -261,12 +263,12 @@ class CandidateLibrary(Library):
     # -- children -----------------------------------------------------------------------------------------------------
 
     def _builder_child(self, context: RunContext) -> Child:
-        self._compiler = self._compiler or self._child("tuna.libraries.building", context, threads=1)
+        self._compiler = self._compiler or self._child("tuna.libraries.building", _BUILD, context, threads=1)
         return self._compiler
 
     def _loader_child(self, context: RunContext) -> Child:
         threads = len(context.cpus)
-        self._evaluator = self._evaluator or self._child("tuna.libraries.measuring", context, threads)
+        self._evaluator = self._evaluator or self._child("tuna.libraries.measuring", _MEASURE, context, threads)
         return self._evaluator
 
     def _fresh(self, context: RunContext) -> Call:
@@ -274,13 +276,13 @@ class CandidateLibrary(Library):
         threads = len(context.cpus)
 
         def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            self._forker = self._forker or self._child("tuna.libraries.measuring", context, threads)
+            self._forker = self._forker or self._child("tuna.libraries.measuring", _MEASURE, context, threads)
             call = self._caller(self._forker, context, loader=self.loader)
             call("prepare", self.start_timeout_s)
             return call(op, timeout_s, fork=True, **arguments)
 
         def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child = self._child("tuna.libraries.measuring", context, threads)
+            child = self._child("tuna.libraries.measuring", _MEASURE, context, threads)
             call = self._caller(child, context, loader=self.loader)
             try:
                 call("prepare", self.start_timeout_s)
@@ -290,14 +292,17 @@ class CandidateLibrary(Library):
 
         return fork if self.forkable else start
 
-    def _child(self, module: str, context: RunContext, threads: int) -> Child:
+    def _child(self, module: str, room: str, context: RunContext, threads: int) -> Child:
         visible = context.device.variables if context.device else {}
+        writable = _room(context, room)
+        gpus = context.device is not None and not context.device.cores_only
         return Child(
             module,
             env=child_env({**self.child_variables(threads), **visible}),
             memory_bytes=self.memory_bytes,
             cpus=context.cpus,
-            cwd=context.lasting or context.scratch,
+            cwd=writable,
+            box=Box(writable=(writable,), readable=(_lasting(context),), gpus=gpus),
         )
 
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
@@ -338,6 +343,23 @@ def _body(digest: str, context: RunContext) -> Path:
     if not path.exists():
         path.write_bytes(artifact(digest, context))
     return path
+
+
+def _room(context: RunContext, name: str) -> Path:
+    """The folder that a child may write to; what is to be measured lies beside it, where it may only read."""
+    folder = _lasting(context) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _lasting(context: RunContext) -> Path:
+    return context.lasting or context.scratch
+
+
+def _build_fault(error: Exception) -> tuple[Cause, str]:
+    if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
+        return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:

@@ -104,6 +104,9 @@ class Kernel:
 class Loader(ABC):
     """Loads built candidates in the child that measures, on the cores or beside the device that are tuned for."""
 
+    #: Whether loading or running a candidate starts programs; if not, none can, and a candidate that tries fails.
+    starts_programs: bool = False
+
     @abstractmethod
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
         """The candidate in the file `path`, ready to run on `arrays`: the config's inputs, then its output.

@@ -35,6 +35,7 @@ from tuna.libraries.repeats import (
     settle,
     timing,
 )
+from tuna.sandbox import seccomp
 
 #: What the right answer to a job may depend on.
 _OF_REFERENCE = ("config", "target", "body")
@@ -55,6 +56,7 @@ def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None =
     """
     problem = _problem(loader, job)
     given, file = KernelJob.from_json(job), Path(path)
+    _seal(_loader(loader))
     poisoned = _poison(_loader(loader), given, file, problem)
     kernel = _loader(loader).load(given, file, _arguments(problem))
     del poisoned  # only now: while one is loaded, a file's static variables stay as the run on NaN left them
@@ -95,6 +97,7 @@ def again(
     `jobs` are theirs, for one config and the same conditions; `times_ms` is what they took.
     """
     contestants = []
+    _seal(_loader(loader))
     for job, path, time_ms in zip(jobs, paths, times_ms, strict=True):
         given = KernelJob.from_json(job)
         kernel = _loader(loader).load(given, Path(path), _read(inputs, arrays))
@@ -206,6 +209,13 @@ def _reference(loader: str, job_text: str) -> reference.Problem:
 def _loader(name: str) -> Loader:
     made: Loader = pkgutil.resolve_name(name)()
     return made
+
+
+@functools.cache
+def _seal(loader: Loader) -> None:
+    """Before the first candidate is loaded: no process can be started from now on."""
+    if not loader.starts_programs:
+        seccomp.forbid_processes()
 
 
 def _finite(value: float) -> float | None:

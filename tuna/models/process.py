@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.sentences import install_extra
 
@@ -18,14 +22,19 @@ _TIMEOUT_S = 1800.0
 class ModelProcess:
     """A child that reads, builds and checks models; ended by `close` or at the end of a `with`."""
 
-    def __init__(self, target: str) -> None:
-        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores."""
+    def __init__(self, target: str, *, writable: Sequence[Path] = (), readable: Sequence[Path] = ()) -> None:
+        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores.
+
+        `writable` are the folders in which it works, `readable` the files of others that it needs.
+        """
         if importlib.util.find_spec("onnx") is None:
             raise LibraryMissing("ONNX models need the package onnx.", hint=install_extra("tvm", "onnx"))
         threads = str(json.loads(target).get("num-cores", 1))
         names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         variables = dict.fromkeys(names, threads) | {"TVM_BIND_THREADS": "0"}
-        self._child = Child("tuna.models.child", env=child_env(variables))
+        self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
+        box = Box(writable=(Path(self._home.name), *writable), readable=readable)
+        self._child = Child("tuna.models.child", env=child_env(variables), box=box)
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The child's answer; raises BadInput with what it refused, or with how it ended."""
@@ -42,6 +51,7 @@ class ModelProcess:
     def close(self) -> None:
         """End the child."""
         self._child.close()
+        self._home.cleanup()
 
     def __enter__(self) -> ModelProcess:
         return self

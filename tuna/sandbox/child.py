@@ -5,8 +5,8 @@
 which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer. One with
 `fork` is answered by a fork of the process, which then ends.
 
-LIMITS is a JSON object: `parent` (process id), `memory_bytes` and `cpus`, the last two optional. Only the standard library is
-imported here, so that a start costs what Python costs.
+LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and `resources`: limits by the
+name that module `resource` has for them. Only the standard library is imported here, so that a start costs what Python costs.
 """
 
 from __future__ import annotations
@@ -17,32 +17,51 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from tuna.sandbox import landlock, seccomp
+
 #: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def limit_self(limits: Mapping[str, Any]) -> None:
-    """Die with the parent, dump no core, and keep to the memory and the cores that `limits` names; stay above all that it starts.
-
-    The memory limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would also
-    count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per allocator
-    arena, so that a limit tight enough to help would stop a program that uses little.
-    """
+    """Die with the parent, dump no core, keep to what `limits` names; stay above all that it starts. Raises OSError."""
     _die_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
         os.setsid()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limits.get("memory_bytes"):
-        resource.setrlimit(resource.RLIMIT_DATA, (limits["memory_bytes"], limits["memory_bytes"]))
+    for name, most in {"RLIMIT_CORE": 0, **limits.get("resources", {})}.items():
+        number = getattr(resource, name)
+        _, hard = resource.getrlimit(number)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(number, (most, most))
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
+    if box := limits.get("box"):
+        _close(box)
+
+
+def _close(box: Mapping[str, Any]) -> None:
+    if box["landlock"]:
+        landlock.restrict(((str(path), int(rights)) for path, rights in box["rules"]), box["landlock"])
+    if box["seccomp"]:
+        seccomp.restrict(box["landlock"])
+    _drop_capabilities()
+
+
+def _drop_capabilities() -> None:
+    """Of root: for example CAP_PERFMON shows the environment of any process, whatever Landlock says (Linux 6.16)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # or a program would get them back
+    if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "capset")
 
 
 def _die_with_parent(parent: int) -> None:
@@ -108,6 +127,8 @@ def main(argv: list[str]) -> None:
     limits, mode, *rest = argv
     limit_self(json.loads(limits))
     if mode == "exec":
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.execvp(rest[0], rest)
         except OSError as error:

@@ -1,8 +1,8 @@
 """Runs foreign code in child processes with limits: a program once (`run`), or a Python module that answers calls (`Child`).
 
 Every child has its own process group, which is killed as a whole, dies with the thread that started it (so start it in a
-long-lived one), sees only the variables it is given, and may print without limit: the tail is kept. There is no shell
-and no pickle.
+long-lived one), sees only the variables it is given, touches only what its `Box` names, and may print without limit: the tail is
+kept. There is no shell and no pickle.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuna.sandbox import box as boxes
+from tuna.sandbox.box import Box
 from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
+from tuna.sandbox.dumpable import forbid_inspection
+from tuna.sandbox.output_tail import OutputTail
 from tuna.sandbox.process_tree import kill_tree
-from tuna.sandbox.python import module_command
+from tuna.sandbox.python import bare_command, module_command
 
-_CHILD = str(Path(__file__).with_name("child.py"))
+_ROOT = Path(__file__).resolve().parents[2]
 #: Size of the tail of a child's output that is kept.
 TAIL_BYTES = 64 << 10
 #: Maximum length of an answer; a longer one counts as garbage.
@@ -34,6 +37,7 @@ ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "USER"),
     *VISIBILITY,  # without these it would measure on the first device, whichever this process was given
 )
+_CLOSED = Box()
 #: Timeout of one poll, after which the clock and the child are checked again.
 _TICK_S = 0.5
 _GRACE_S = 1.0
@@ -101,9 +105,8 @@ def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The allowed variables of this process, the path on which Python finds Tuna, and `extra` over both."""
     env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    home = Path(__file__).resolve().parents[2]
-    if "site-packages" not in home.parts:
-        paths.append(str(home))
+    if "site-packages" not in _ROOT.parts:
+        paths.append(str(_ROOT))
     return {**env, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), **(extra or {})}
 
 
@@ -118,16 +121,20 @@ def run(
     input: str = "",
     tail_bytes: int = TAIL_BYTES,
     cancelled: Callable[[], bool] = _never,
+    box: Box | None = _CLOSED,
 ) -> Completed:
     """Run a program to its end or to its limit; a program that cannot be started ends with return code 1.
 
-    `env` is the whole environment of the program, by default `child_env()`. Remaining processes of its group are killed.
-    Raises ChildCancelled within half a second after `cancelled` (such as `RunContext.cancelled`) returns True.
+    `env` is the whole environment of the program, by default `child_env()`; `box` is what it may touch, beside itself; None: as
+    much as this user. Remaining processes of its group are killed. Raises ChildCancelled within half a second after
+    `cancelled` (such as `RunContext.cancelled`) returns True.
     """
-    process = _start(
-        ["exec", *argv], env, memory_bytes, cpus, cwd, stdin=subprocess.PIPE if input else subprocess.DEVNULL
-    )
-    output, pending = _Output(process, tail_bytes), memoryview(input.encode())
+    given = dict(child_env() if env is None else env)
+    if box is not None:
+        box = replace(box, readable=(*box.readable, *boxes.found_program(argv[0], given)))
+    stdin = subprocess.PIPE if input else subprocess.DEVNULL
+    process = _start(["exec", *argv], given, box, memory_bytes, cpus, cwd, stdin=stdin)
+    output, pending = OutputTail(process, tail_bytes), memoryview(input.encode())
     deadline, timed_out = time.monotonic() + timeout_s, False
     try:
         if process.stdin:
@@ -170,7 +177,10 @@ class Child:
         cpus: Sequence[int] | None = None,
         cwd: Path | str | None = None,
         tail_bytes: int = TAIL_BYTES,
+        box: Box | None = _CLOSED,
     ) -> None:
+        """As for `run`; folders of `box` must exist when a process is started."""
+        self.box = box
         self.module, self.env, self.memory_bytes, self.cwd = module, env, memory_bytes, cwd
         self.cpus, self.tail_bytes = cpus, tail_bytes
         self.starts = 0  #: how often a process was started
@@ -231,7 +241,8 @@ class Child:
         try:
             serve = ["serve", self.module, str(theirs_read), str(theirs_write)]
             fds = (theirs_read, theirs_write)
-            self._process = _start(serve, self.env, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds)
+            env = child_env() if self.env is None else self.env
+            self._process = _start(serve, env, self.box, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds)
         except BaseException:
             os.close(self._requests)
             os.close(self._answers)
@@ -241,7 +252,7 @@ class Child:
             os.close(theirs_write)
         os.set_blocking(self._requests, False)
         os.set_blocking(self._answers, False)
-        self._output = _Output(self._process, self.tail_bytes)
+        self._output = OutputTail(self._process, self.tail_bytes)
         self.starts += 1
 
     def _exchange(
@@ -314,44 +325,10 @@ class Child:
         raise ChildCrashed(reason, returncode=returncode, tail=self._output.text())
 
 
-class _Output:
-    """The tail of a child's output, read without blocking."""
-
-    def __init__(self, process: subprocess.Popen[bytes], limit: int) -> None:
-        assert process.stdout is not None
-        self._pipe, self._limit, self._kept = process.stdout, limit, bytearray()
-        self.closed = False
-        os.set_blocking(self._pipe.fileno(), False)
-
-    @property
-    def readers(self) -> list[Any]:
-        return [] if self.closed else [self._pipe]
-
-    def read(self) -> None:
-        """Read what is available, at most a few megabytes, so that a child that never stops cannot block this loop."""
-        for _ in range(64):
-            if self.closed:
-                return
-            try:
-                chunk = os.read(self._pipe.fileno(), 64 << 10)
-            except BlockingIOError:
-                return
-            self.closed = not chunk
-            self._kept += chunk
-            if len(self._kept) > 2 * self._limit:
-                del self._kept[: -self._limit]
-
-    def close(self) -> None:
-        self.closed = True
-        self._pipe.close()
-
-    def text(self) -> str:
-        return bytes(self._kept[-self._limit :]).decode("utf-8", "replace")
-
-
 def _start(
     command: list[str],
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str],
+    box: Box | None,
     memory_bytes: int | None,
     cpus: Sequence[int] | None,
     cwd: Path | str | None,
@@ -359,18 +336,22 @@ def _start(
     stdin: int = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    limits = {"parent": os.getpid(), "memory_bytes": memory_bytes, "cpus": list(cpus or ())}
-    # A program needs nothing but the child's own file, whose start is then twice as fast; a module needs its packages.
-    program = command[0] == "exec"
-    child = [sys.executable, "-I", "-S", _CHILD] if program else module_command("tuna.sandbox.child")
-    argv = [*child, json.dumps(limits), *command]
+    forbid_inspection()
+    limits = {
+        "parent": os.getpid(),
+        "cpus": list(cpus or ()),
+        "resources": boxes.resources(box, memory_bytes),
+        "box": boxes.facts(box, env),
+    }
+    start = bare_command if command[0] == "exec" else module_command  # a module needs its packages
+    argv = start("tuna.sandbox.child", json.dumps(limits), *command)
     try:
         return subprocess.Popen(
             argv,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=dict(child_env() if env is None else env),
+            env=boxes.at_home(box, env),
             cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=True,  # also before its own code runs: the group exists as soon as we could want to kill it

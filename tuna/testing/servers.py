@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from tuna.embedded_redis import program
 from tuna.errors import ServiceError
-from tuna.sandbox import child
+from tuna.sandbox.python import bare_command
 
 #: The path of a Unix socket, or host and port.
 Address = str | tuple[str, int]
@@ -58,7 +57,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str = "the
 
 def killed_with_parent(command: Sequence[str]) -> list[str]:
     """The command, wrapped so that it runs in its own session and is killed when this process dies (PDEATHSIG)."""
-    return [sys.executable, "-I", "-S", child.__file__, json.dumps({"parent": os.getpid()}), "exec", *command]
+    return bare_command("tuna.sandbox.child", json.dumps({"parent": os.getpid()}), "exec", *command)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
+from tuna.sandbox import box
+from tuna.sandbox.dumpable import forbid_inspection
 from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.hooks import run_hook
@@ -75,6 +77,8 @@ class Worker:
         self._set_up_logs()
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
         die_with_parent("worker")
+        forbid_inspection()
+        or_exit(lambda: box.check(self._settings))
         or_exit(lambda: ensure_services(self._settings))
         or_exit(lambda: connect(self._settings))
 

@@ -15,6 +15,7 @@ from tuna.libraries.base import Environment, Library, Solver, Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
 from tuna.libraries.options import JobOptions
+from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause, Resource
@@ -80,6 +81,7 @@ class ExampleLibrary(Library):
                 cpus=context.cpus,
                 cwd=context.scratch,
                 cancelled=context.cancelled,
+                box=Box(writable=(context.scratch,), gpus=True),
             )
             seconds = time.time() - started_at
             cause = Cause.RUN_TIMEOUT if done.timed_out else Cause.RUN_ERROR if done.returncode else None

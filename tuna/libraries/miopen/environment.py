@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.base import Environment
+from tuna.sandbox.box import Box
 from tuna.sandbox.processes import run
 from tuna.settings import get_settings
 
@@ -115,7 +116,7 @@ def find_gpu() -> Gpu:
     program = _rocm() / "bin" / "rocminfo"
     if not program.exists():
         raise LibraryMissing(f"The GPU cannot be detected: there is no {program}.", hint=_HINT)
-    done = run([str(program)], timeout_s=_ROCMINFO_TIMEOUT_S)
+    done = run([str(program)], timeout_s=_ROCMINFO_TIMEOUT_S, box=Box(gpus=True))
     if done.returncode:
         raise LibraryMissing(f"{program} failed: {done.output.strip().splitlines()[-1:] or done.returncode}.")
     gpus = parse_rocminfo(done.output)

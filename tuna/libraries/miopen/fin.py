@@ -18,6 +18,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from tuna.errors import LibraryMissing
+from tuna.files import NotPlain, read_plain
+from tuna.sandbox.box import Box
 from tuna.sandbox.processes import child_env, run
 from tuna.settings import get_settings
 
@@ -105,11 +107,12 @@ def call(
             cpus=place.cpus or None,
             cwd=home,
             cancelled=place.cancelled,
+            box=Box(writable=(home,), readable=(fin.resolve().parent,), gpus=True),
         )
         if done.timed_out:
             raise FinFailed(f"fin gave no answer within {place.timeout_s:g} s", done.output, timed_out=True)
         status = f"signal {done.signal}" if done.signal else f"exit code {done.returncode}"
-        if not answer.exists() or not answer.stat().st_size:
+        if not os.path.lexists(answer) or not answer.lstat().st_size:
             raise FinFailed(f"fin ended with {status} and no answer", done.output)
         if done.returncode:
             raise FinFailed(f"fin ended with {status}", done.output)
@@ -133,10 +136,10 @@ def _environment(home: Path, perf_db: Mapping[str, str] | None, variables: Mappi
 
 def _read(path: Path, jobs: int, tail: str) -> list[dict[str, Any]]:
     """Parse the output file; fin's dump of its environment (`process_env`), which may hold secrets, is dropped."""
-    if path.stat().st_size > MAX_ANSWER_BYTES:
-        raise FinFailed(f"fin's answer is longer than {MAX_ANSWER_BYTES} bytes", tail, garbled=True)
     try:
-        found = from_json(path.read_bytes())  # unlike json, limits nesting and rejects lone surrogates
+        found = from_json(read_plain(path, MAX_ANSWER_BYTES))  # unlike json, limits nesting and rejects lone surrogates
+    except NotPlain as error:
+        raise FinFailed(f"fin's answer cannot be read: {error}", tail, garbled=True) from None
     except ValueError as error:
         raise FinFailed(f"fin's answer is not JSON: {error}", tail, garbled=True) from None
     if not isinstance(found, list) or not all(isinstance(answer, dict) for answer in found):

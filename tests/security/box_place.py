@@ -1,0 +1,43 @@
+"""What a box is tried with: a program that tries to get out, and what it would do harm to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from tuna.sandbox.box import Box
+
+HERE = Path(__file__).parent
+SECRET = "hunter2"  # noqa: S105 (nobody's)
+
+
+class Place:
+    """A TUNA_HOME with secrets in it, and a folder that a box may write to."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.room = home, folder / "room"
+        self.room.mkdir()
+        self.secret = home / "tuna.sqlite"
+        self.secret.parent.mkdir(parents=True, exist_ok=True)
+        self.secret.write_text(SECRET)
+        self.secret.chmod(0o600)
+        self.readable = folder / "library"
+        self.readable.write_text("code")
+        self.box = Box(writable=(self.room,), readable=(self.readable,))
+
+    @property
+    def harmed(self) -> bool:
+        mode = self.secret.stat().st_mode & 0o777
+        return (self.secret.read_text(), mode, self.readable.read_text()) != (SECRET, 0o600, "code")
+
+
+def left_behind(allowed: int = 0) -> list[str]:
+    """Command lines of processes below this one, without as many children of the sandbox as are `allowed`, and the victim."""
+    found = [
+        process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE
+    ]
+    lines = [" ".join(process.cmdline()) for process in found]
+    lines = [line for line in lines if not line.endswith("wait 0") and "resource_tracker" not in line]
+    children = [line for line in lines if "tuna.sandbox.child" in line]
+    return [*(line for line in lines if line not in children), *children[allowed:]]

@@ -1,0 +1,82 @@
+"""Compiled candidates that try to get out of their box: failed trials, each with its cause, beside good ones that are measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from box_place import HERE, Place, left_behind
+from shared_data import need
+
+from tuna.configs import Config, GemmConfig
+from tuna.libraries.base import Environment, Solver
+from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
+from tuna.libraries.items import Trial, WorkItem
+from tuna.testing.contracts.rehearsal import follow, run_context
+from tuna.vocabulary import Cause
+
+pytestmark = pytest.mark.usefixtures("needs_a_box")
+
+
+class HostileLibrary(CandidateLibrary):
+    """Its candidates are acts of `box_acts.c`."""
+
+    name = "hostile"
+    kinds = ("gemm",)
+    options = type("Options", (CandidateOptions,), {"__annotations__": {"params": str}, "params": "good"})
+    builder = loader = "box_kernel:Hostile"
+    forkable = True
+
+    def environment(self) -> Environment:
+        return Environment(self.name, "1", "any", 1, "hostile-1")
+
+    def solvers(self) -> Sequence[Solver]:
+        return [Solver("Hostile", self.kinds, "GEMM")]
+
+    def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
+        return ((config, ["Hostile"]) for config in configs)
+
+
+@pytest.fixture
+def measure(
+    tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Sequence[str]], Sequence[Trial]]]:
+    """`measure(["read /etc/shadow", "good"])`: the trials of these candidates, as a worker would report them."""
+    need(shutil.which("cc"), "a C compiler")
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    library, context = HostileLibrary(), run_context(tmp_path)
+
+    def measure(params: Sequence[str]) -> Sequence[Trial]:
+        options = {"params": ",".join(params), "candidates": len(params), "finalists": 1}
+        facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "hostile", "options": options}
+        item = WorkItem(step="compile", solver="Hostile", config=GemmConfig(2, 2, 2).to_json(), **facts)
+        (built,) = library.run(library.step("compile"), [item], context)
+        assert [trial.cause for trial in built.trials] == [None] * len(params), built.output_tail
+        (measured,) = library.run(library.step("eval"), [follow(item, built, "eval")], context)
+        assert [path.name for path in context.scratch.rglob("*") if path.is_file()] == []
+        return measured.trials
+
+    yield measure
+    library.close()
+
+
+def test_a_candidate_that_leaves_its_box_is_a_failed_trial_and_the_others_are_measured(
+    measure: Callable[[Sequence[str]], Sequence[Trial]], place: Place, victim: psutil.Popen, listener: str
+) -> None:
+    hostile = [
+        f"read {place.secret}", f"write {place.home}/planted", f"environ {os.getpid()}", f"mem {os.getpid()}",
+        f"ptrace {os.getpid()}", f"kill {victim.pid}", "signal-all 0", f"tcp {listener}", "write OTHER", "delete OTHER",
+        "fork 0", "bomb 100000", "program 0", "session 0", "large large", "outlive 0",
+    ]  # fmt: skip
+    trials = measure(["good", *hostile, "good"])
+    assert [trial.cause for trial in trials] == [None, *[Cause.RUN_ERROR] * len(hostile), None]
+    for act, trial in zip(hostile, trials[1:-1], strict=True):
+        assert f"{act.partition(' ')[0]} refused" in trial.output_tail, trial.output_tail
+    assert victim.poll() is None
+    assert not place.harmed
+    assert sorted(path.name for path in place.home.iterdir() if path.name == "planted") == []
+    assert left_behind(allowed=3) == []

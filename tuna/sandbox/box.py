@@ -1,0 +1,167 @@
+"""The box round foreign code: what a child may touch, in words of this machine; `child` puts it on.
+
+Files are closed by `landlock`, sockets, signals and what else leads out by `seccomp`. Open are the system's programs and libraries,
+Python's, ROCm's and the folders that the settings name, to be read; the folders and devices of a `Box`; nothing else, so neither
+TUNA_HOME nor the user's home.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tuna.errors import ServiceError
+from tuna.sandbox import landlock, seccomp
+from tuna.settings import Settings, get_settings
+
+log = structlog.get_logger(__name__)
+
+#: To be read: programs, libraries, and what these ask of the system. Of /proc, Landlock closes memory and environment of others.
+_SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store", "/proc", "/sys"),
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
+)  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm and nvidia-caps.
+_GPUS = ("kfd", "dri", "nvidia*")
+#: Files that a child may have open at a time.
+_OPEN_FILES = 4096
+#: Entry points of packages that children import.
+_GROUPS = ("tuna.libraries", "tuna.libraries.simulated", "tuna.kinds")
+_HINT = "set TUNA_SANDBOX=auto to run with what this kernel has, or use one that has more"
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a child may touch beside the system: the first of the writable folders is its HOME and TMPDIR too."""
+
+    writable: Sequence[Path] = ()
+    readable: Sequence[Path] = ()
+    gpus: bool = False
+
+
+def lacking() -> list[str]:
+    """What stays open on this machine, each in a few words; empty when the box can be closed."""
+    found = []
+    if not landlock.version():
+        found.append(
+            "files of this user (no Landlock: it needs Linux 5.13 or newer, with landlock among the kernel's lsm=)"
+        )
+    if not seccomp.available():
+        found.append("network, signals to other processes, detached sessions (no seccomp filter)")
+    return found
+
+
+def check(settings: Settings) -> None:
+    """Log once what stays open here; raises ServiceError when TUNA_SANDBOX is `require` and something does."""
+    found = lacking()
+    if settings.sandbox == "require" and found:
+        raise ServiceError(f"Foreign code would not be boxed here; open: {'; '.join(found)}.", hint=_HINT)
+    _warn_once(settings.sandbox, tuple(found))
+
+
+@functools.cache
+def _warn_once(mode: str, found: tuple[str, ...]) -> None:
+    if mode == "off":
+        log.warning("sandbox off: what is built and measured has this user's rights")
+    elif found:
+        log.warning("sandbox incomplete", open="; ".join(found))
+
+
+def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `child` needs to put the box on; None for no box. `env` is the child's environment. Raises as `check` does."""
+    settings = get_settings()
+    if box is None or settings.sandbox == "off":
+        return None
+    check(settings)
+    abi = landlock.version()
+    return {"landlock": abi, "seccomp": seccomp.available(), "rules": list(_rules(box, env, settings)) if abi else []}
+
+
+def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
+    """Limits of a child by their names in module `resource`; without a box that of memory alone, if one is given.
+
+    Memory is limited by RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would
+    also count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per
+    allocator arena, so that a limit tight enough to help would stop a program that uses little.
+    """
+    if box is None:
+        return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}
+    settings = get_settings()
+    mebibytes = {"RLIMIT_DATA": settings.sandbox_memory_mib, "RLIMIT_FSIZE": settings.sandbox_file_mib}
+    found = {name: most << 20 for name, most in mebibytes.items()} | {"RLIMIT_NPROC": settings.sandbox_processes}
+    found["RLIMIT_DATA"] = found["RLIMIT_DATA"] or memory_bytes or os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    return {"RLIMIT_NOFILE": _OPEN_FILES, **{name: most for name, most in found.items() if most}}
+
+
+def at_home(box: Box | None, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a home and a folder for temporary files that exist in the box."""
+    if box is None or get_settings().sandbox == "off" or not box.writable:
+        return dict(env)
+    return {**env, **dict.fromkeys(("HOME", "TMPDIR"), str(box.writable[0]))}
+
+
+def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tuple[str, int]]:
+    libraries = [*_SYSTEM, *_python(), *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
+    named = [os.path.realpath(settings.rocm_path), *_split(settings.sandbox_read)]
+    hidden = _hidden(settings)
+    for path in dict.fromkeys([*libraries, *named]):
+        yield from _without(path, hidden)
+    yield from ((str(path), int(landlock.READ)) for path in box.readable)
+    yield from ((str(path), int(landlock.WRITE)) for path in [*box.writable, *_split(settings.sandbox_write)])
+    nodes = [str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern)] if box.gpus else []
+    yield from ((path, int(landlock.DEVICE)) for path in (*_DEVICES, *nodes))
+
+
+def _hidden(settings: Settings) -> list[str]:
+    """What stays closed where it lies in a folder of libraries."""
+    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml")
+    return [os.path.realpath(path) for path in (settings.home, *files) if path]
+
+
+def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Rules to read a path, in as many parts as it takes to leave out what is hidden in it; of links in it, none."""
+    real = os.path.realpath(path)
+    inside = [one for one in hidden if os.path.commonpath([one, real]) == real]
+    if not inside:
+        yield path, int(landlock.READ)
+    elif real not in inside:
+        yield path, int(landlock.LIST)
+        for entry in os.scandir(real):
+            if not entry.is_symlink():
+                yield from _without(entry.path, inside)
+
+
+@functools.cache
+def _python() -> tuple[str, ...]:
+    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed."""
+    not_ours = {Path.cwd(), Path.home(), *Path.home().parents}  # some programs put the working directory into it
+    on_path = [place for place in sys.path if Path(place).absolute() not in not_ours]
+    places = [sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.realpath(sys.executable), *on_path]
+    points = [point for group in _GROUPS for point in entry_points(group=group)]
+    for top in sorted({point.module.partition(".")[0] for point in points}):
+        spec = find_spec(top)
+        places += [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return tuple(dict.fromkeys(filter(os.path.isabs, places)))
+
+
+def _split(paths: str | None) -> list[str]:
+    return list(filter(os.path.isabs, (paths or "").split(os.pathsep)))
+
+
+def found_program(name: str, env: Mapping[str, str]) -> tuple[Path, ...]:
+    """The file of a program, if there is one, for a box that is to run it."""
+    found = shutil.which(name, path=env.get("PATH"))
+    return (Path(found).resolve(),) if found else ()
