@@ -229,7 +229,7 @@ def _child(session_id: int, steps: list[str]) -> int:
     from tuna.settings import get_settings
     from tuna.vocabulary import Resource
     from tuna.workers.launch import WorkerSpec
-    from tuna.workers.session_run import run_session
+    from tuna.workers.session_run import run_sessions
 
     settings = get_settings()
     engine = make_engine(settings.sql_url)
@@ -239,7 +239,7 @@ def _child(session_id: int, steps: list[str]) -> int:
     workers = [queues[step.resource] for step in library.steps if step.name in steps]
     with _Stopwatch() as split:
         started = time.perf_counter()
-        state = run_session(engine, settings, session_id, workers=workers)
+        state = run_sessions(engine, settings, [session_id], workers=lambda _: workers)
         run_s = time.perf_counter() - started
     assert state.unfinished == state.errored == 0, state
     cpu_s = time.process_time()

@@ -40,8 +40,10 @@ from deploy_files import (
 )
 from shared_data import need
 
+from tuna.celery_internals import broker_keys
 from tuna.cli.main import tuna
 from tuna.libraries.tvm import environment
+from tuna.pipeline import policies, publisher
 from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.servers import find
@@ -190,13 +192,15 @@ def test_each_variable_is_a_setting() -> None:
         assert used <= known, path
 
 
-def test_the_scaled_queue_has_a_name_that_tuna_gives() -> None:
-    trigger = objects("ScaledObject")[0]["spec"]["triggers"][0]
+def test_the_scaled_queue_has_the_names_that_tuna_and_kombu_give() -> None:
+    triggers = [trigger["metadata"] for trigger in objects("ScaledObject")[0]["spec"]["triggers"]]
     pinned = PROJECT["project"]["optional-dependencies"]["tvm"]
     version = next(text.removeprefix("apache-tvm==") for text in pinned if text.startswith("apache-tvm=="))
-    assert trigger["metadata"]["listName"] == queue_name(False, environment.toolchain_of(version), "")
-    most = objects("ScaledObject")[0]["spec"]["maxReplicaCount"] * int(trigger["metadata"]["listLength"])
-    assert most < Settings.model_fields["queue_bound"].default
+    name = queue_name(False, environment.toolchain_of(version), "")
+    lists = {trigger["listName"] for trigger in triggers}
+    assert lists == {name, f"{name}\x06\x16{publisher._ORDINARY}"}
+    assert lists < set(broker_keys([name]))
+    assert all(int(trigger["listLength"]) < policies._PER_PROCESS for trigger in triggers), "it could never scale up"
 
 
 def test_dashboards_ask_for_metrics_that_are_there() -> None:

@@ -32,10 +32,11 @@ from tuna.membership import members as store
 from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.membership.join import Facts, join
-from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner
+from tuna.pipeline.serving import SessionWork
 from tuna.queues import queue_name
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
@@ -139,7 +140,7 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
         environment = sessions.get(connection, session_id).environment
     work = SessionWork(session_id, namespace, environment, get_library("noop"))
     gate = Gate(engine, admin, namespace, settings.lease_s, Leases(admin, namespace, settings.lease_s).evict)
-    coordinator = Coordinator(engine, admin, Celery("t", broker=own), settings, work)
+    coordinator = Coordinator(engine, admin, Celery("t", broker=own), settings, [work])
     total = LAYERS * 10
     done = lambda: states(engine).get("evaluated", 0) == total  # noqa: E731
     enqueuing = threading.Thread(target=coordinator.run, args=(lambda: None, done), daemon=True)

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,14 +38,16 @@ from tuna.db import sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
+from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
 from tuna.libraries.retries import Again, Retry
-from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.results import Entry, ResultStream
+from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.states import TRANSITIONS
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
@@ -94,11 +97,18 @@ class Machine(RuleBasedStateMachine):
         self.seen = 0  # of the history
 
     def _start(self) -> ObservedCoordinator:
-        coordinator = ObservedCoordinator(self.engine, self.scene.client, self.broker, self.scene.settings, self.work)
+        coordinator = ObservedCoordinator(self.engine, self.scene.client, self.broker, self.scene.settings, [self.work])
         coordinator.moments = self.moments
         leases = ObservedLeases(self.scene.client, self.work.namespace, self.scene.settings.lease_s)
         leases.moments, leases.opened = self.moments, lambda chunks: self.held.update(dict.fromkeys(chunks))
-        coordinator._leases = leases
+        coordinator._leases = coordinator.publisher.leases = leases
+        send = coordinator.publisher.send
+
+        def observed(*args: Any) -> None:
+            self.moments.come("opened")
+            send(*args)
+
+        coordinator.publisher.send = observed  # type: ignore[method-assign]
         return coordinator
 
     def _die(self) -> None:
@@ -275,6 +285,9 @@ class Machine(RuleBasedStateMachine):
         self.broker.waiting.remove(message)
         self.broker.delivered.append(message)
         return self._take(message)
+
+    def _publish(self, step: Step) -> None:
+        self.coordinator.publisher.publish([replace(self.work, only=[step.name])])
 
     def _work(self, killer: int | None = None) -> None:
         """Everything that waits is done well, but the job `killer` kills its worker."""

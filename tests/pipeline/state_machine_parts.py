@@ -125,10 +125,6 @@ class ObservedLeases(Leases):
 class ObservedCoordinator(Coordinator):
     moments: Moments
 
-    def _send(self, *args: Any) -> None:
-        self.moments.come("opened")
-        super()._send(*args)
-
     def _drain_all(self) -> None:
         super()._drain_all()
         self.moments.come("drained")

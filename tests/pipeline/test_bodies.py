@@ -27,8 +27,9 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.pipeline import bodies
-from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.runner import Runner
+from tuna.pipeline.serving import SessionWork
 from tuna.settings import get_settings
 from tuna.testing.kinds import registered
 from tuna.vocabulary import Cause
@@ -99,7 +100,7 @@ def coordinator(
         info, namespace = sessions.get(connection, session_id), sessions.namespace(connection)
     runner = Runner(redis_client, get_settings().lease_s, RunContext(store, tuna_home, (0,)))
     work = SessionWork(session_id, namespace, info.environment, LIBRARY)
-    return Coordinator(engine, redis_client, InProcess(runner), get_settings(), work)
+    return Coordinator(engine, redis_client, InProcess(runner), get_settings(), [work])
 
 
 def _library_that_reads(lose: Callable[[WorkItem], None]) -> Callable[..., Iterator[Result]]:

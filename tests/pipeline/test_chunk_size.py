@@ -13,7 +13,7 @@ from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim
 from tuna.pipeline.chunk_size import ChunkSizer
-from tuna.pipeline.coordinator import is_nearly_full
+from tuna.pipeline.publisher import is_nearly_full
 from tuna.pipeline.scope import Scope
 from tuna.vocabulary import Resource
 

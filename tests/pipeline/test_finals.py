@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
 from tuna.pipeline import claim, finals
-from tuna.pipeline.coordinator import Coordinator, SessionWork
+from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.scope import Scope
+from tuna.pipeline.serving import SessionWork
 from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause, Resource
@@ -178,11 +180,11 @@ def test_a_coordinator_makes_them_and_is_done_after_them(
         with reading(one.engine) as connection:
             return progress(connection, one.library, one.session_id, steps).unfinished
 
-    Coordinator(one.engine, redis_client, celery, settings, work, ["build"]).run(
+    Coordinator(one.engine, redis_client, celery, settings, [replace(work, only=["build"])]).run(
         lambda: None, lambda: not unfinished("build")
     )
     assert (unfinished("build"), unfinished()) == (0, 10)
-    Coordinator(one.engine, redis_client, celery, settings, work).run(lambda: None, lambda: not unfinished())
+    Coordinator(one.engine, redis_client, celery, settings, [work]).run(lambda: None, lambda: not unfinished())
     assert (one.machine.measured, next(iter(one.times_ms()))) == ([("Noop0", "Noop1", "Noop2")], "Noop1")
     assert states(one.engine) == {"evaluated": 11}
 

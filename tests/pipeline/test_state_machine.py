@@ -44,13 +44,13 @@ class Pipeline(Machine):
 
     @rule(step=STEPS)
     def publish(self, step: Step) -> None:
-        self.coordinator._publish_step(step)
+        self._publish(step)
 
     @rule(step=STEPS, moment=st.sampled_from(["claimed", "opened"]))
     def the_coordinator_dies_while_it_publishes(self, step: Step, moment: str) -> None:
         self.moments.plans[moment] = self._die
         with contextlib.suppress(Died):
-            self.coordinator._publish_step(step)
+            self._publish(step)
         self.moments.plans.clear()
         self.coordinator = self._start()
 
@@ -61,7 +61,7 @@ class Pipeline(Machine):
             self._reap(self._start())
 
         self.moments.plans["claimed"] = meanwhile
-        self.coordinator._publish_step(step)
+        self._publish(step)
         self.moments.plans.clear()
 
     @rule(pick=PICK)
@@ -239,8 +239,8 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: LIBRARY)
-    for name in ("_REAP_EVERY_S", "_SWEEP_EVERY_S", "_EMPTY_BACKOFF_S"):
-        monkeypatch.setattr("tuna.pipeline.coordinator." + name, 0)
+    for name in ("coordinator._REAP_EVERY_S", "coordinator._SWEEP_EVERY_S", "publisher._EMPTY_BACKOFF_S"):
+        monkeypatch.setattr("tuna.pipeline." + name, 0)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)
     monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)  # time passes when the model says so

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tuna.sentences import choices
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from tuna.libraries.base import Library
     from tuna.libraries.items import StepResult
     from tuna.workers.launch import WorkerSpec
     from tuna.workers.session_run import Progress
@@ -120,58 +121,66 @@ def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJo
 
 
 def run(
-    session_id: int,
+    session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
     *,
     processes: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_wait: Callable[[float], None] | None = None,
+    on_behind: Callable[[Mapping[int, int]], None] | None = None,
 ) -> Progress:
-    """Run the steps (all when empty) of a session with workers on this machine; returns its final progress.
+    """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
 
+    `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
     `processes`: compile processes, by default one for each core that does not measure. `on_progress` is called a few
-    times a second at most, `on_wait` after an interruption, with the seconds that workers have to finish what they do. A
-    second call resumes.
+    times a second at most, `on_wait` after an interruption, with the seconds that workers have to finish what they do,
+    and `on_behind` when workers are busy with other sessions first, with the number of chunks of each. A second call resumes.
     """
-    from tuna.libraries.registry import get_library
     from tuna.workers.session_run import default_workers
 
-    workers = default_workers(get_library(session_library(session_id)), processes)
-    return _work_through(session_id, steps, workers, on_progress, on_wait)
+    def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
+        return default_workers(libraries, processes)
+
+    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind)
 
 
 def enqueue(
-    session_id: int, steps: Sequence[str] = (), *, on_progress: Callable[[Progress], None] | None = None
+    session_id: int | Sequence[int] | None,
+    steps: Sequence[str] = (),
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_behind: Callable[[Mapping[int, int]], None] | None = None,
 ) -> Progress:
-    """Fill the queues and drain results until every job is finished; the workers run elsewhere."""
-    return _work_through(session_id, steps, (), on_progress)
+    """Fill the queues and drain results until every job is finished, as `run` does; the workers run elsewhere."""
+    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind)
 
 
 def _work_through(
-    session_id: int,
+    session_id: int | Sequence[int] | None,
     steps: Sequence[str],
-    workers: Sequence[WorkerSpec],
+    workers: Callable[[Collection[Library]], Sequence[WorkerSpec]],
     on_progress: Callable[[Progress], None] | None,
-    on_wait: Callable[[float], None] | None = None,
+    on_wait: Callable[[float], None] | None,
+    on_behind: Callable[[Mapping[int, int]], None] | None,
 ) -> Progress:
     from tuna.db.database import open_database
     from tuna.settings import get_settings
-    from tuna.workers.session_run import run_session
+    from tuna.workers.session_run import run_sessions
 
-    state = run_session(
+    found = run_sessions(
         open_database(),
         get_settings(),
-        session_id,
+        [session_id] if isinstance(session_id, int) else session_id,
         steps=steps,
         workers=workers,
         on_progress=on_progress or (lambda _: None),
         on_wait=on_wait or (lambda _: None),
+        on_behind=on_behind or (lambda _: None),
     )
-    if not state.total:
-        raise BadInput(
-            f"Session {session_id} has no jobs.", hint=f"load some: `tuna load-jobs --session-id {session_id}`"
-        )
-    return state
+    empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
+    if empty:
+        raise BadInput(f"Session {empty[0]} has no jobs.", hint=f"load some: `tuna load-jobs --session-id {empty[0]}`")
+    return found
 
 
 def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None) -> dict[str, int]:

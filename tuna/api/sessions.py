@@ -55,6 +55,16 @@ def init_session(
     return StartedSession(session_id, reason, environment, new)
 
 
+def set_priority(session_id: int, priority: int) -> None:
+    """Set the priority of a session, 0 to 9: the highest is served first. Raises NotFound, BadInput."""
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+
+    with writing(open_database()) as connection:
+        sessions.set_priority(connection, session_id, priority)
+
+
 def update_solvers(library: str) -> int:
     """Store the solvers that the library has now; returns how many."""
     from tuna.db import solvers

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from tuna.errors import BadInput
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 #: Of a signed integer of 64 bits.
 _LARGEST_ID = 2**63 - 1
 
@@ -56,6 +57,8 @@ COUNT = click.IntRange(min=1, max=2**31 - 1)
 GOLDEN = click.IntRange(min=0, max=2**31 - 1)
 OUTPUT_FILE, OUTPUT_FOLDER, OUTPUT = _Output(folder=False), _Output(folder=True), _Output(folder=None)
 session_id = click.option("--session-id", "session_id", type=ID, required=True, help="The session.")
+_several = click.option("--session-id", "session_ids", type=ID, multiple=True, help="The session; may be repeated.")
+_every = click.option("--all", "every", is_flag=True, help="Every session that has open jobs, also later ones.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
@@ -73,6 +76,18 @@ conditions = click.option(
     callback=_conditions,
     help="A condition of measurement, such as caches=cold.",
 )
+
+
+def session_ids(command: _Command) -> _Command:
+    """Options for several sessions: `session_ids`, `every`; see `sessions`."""
+    return _several(_every(command))
+
+
+def sessions(session_ids: Sequence[int], *, every: bool) -> list[int] | None:
+    """The sessions that were named, once each, or None for all of them."""
+    if every == bool(session_ids):
+        raise BadInput("Name sessions with --session-id, or all of them with --all, and not both.")
+    return None if every else list(dict.fromkeys(session_ids))
 
 
 def split(text: str | None) -> list[str]:

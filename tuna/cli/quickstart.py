@@ -39,7 +39,7 @@ def quickstart(output: Path, candidates: int) -> int:
     """
     output.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported before the tuning, not after it
     session_id = _prepared("tvm", {"candidates": candidates})
-    errored = work_through(session_id, workers=True)
+    errored = work_through([session_id], workers=True)
     vendor = _vendor()
     figures = api.report(session_id, vendor)
     print_winners(figures)
@@ -81,5 +81,5 @@ def _vendor() -> int | None:
     except LibraryMissing as error:
         click.echo(f"Without the vendor's times beside: {error} {error.hint}")
         return None
-    work_through(session_id, workers=True)
+    work_through([session_id], workers=True)
     return session_id

@@ -37,7 +37,7 @@ class _Counts:
 
 @click.group()
 def session() -> None:
-    """List, archive, restore and delete sessions."""
+    """List, archive, restore and delete sessions; set their priority."""
 
 
 @session.command("list")
@@ -158,3 +158,12 @@ def _size(size_bytes: int) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+@session.command("set")
+@_ID
+@click.option("--priority", type=click.IntRange(0, 9), required=True, help="0 to 9; the highest is served first.")
+def set_session(session_id: int, priority: int) -> None:
+    """Set the priority of a session; a coordinator that serves it knows within a second."""
+    api.set_priority(session_id, priority)
+    click.echo(f"session {session_id}: priority {priority}")

@@ -214,7 +214,8 @@ def _verdict(finding: Finding) -> str:
 
 
 def _marked(session: Overview) -> str:
-    marks = ["simulated"] if session.simulated else []
+    marks = [f"priority {session.priority}"] if session.priority else []
+    marks += ["simulated"] if session.simulated else []
     marks += [
         f"{number} {name}" for number, name in ((session.noisy, "noisy"), (session.undrained, "undrained")) if number
     ]

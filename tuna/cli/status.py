@@ -63,6 +63,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "simulated": session.simulated,
         "noisy": session.noisy,
+        "priority": session.priority,
         "undrained": session.undrained,
         "failures": [asdict(failure) for failure in session.failures],
     }

@@ -51,7 +51,7 @@ def layers(
         tag,
     )
     number = prepared.session.id
-    errored = work_through(number, workers=True)
+    errored = work_through([number], workers=True)
     figures = api.report(number)
     print_winners(figures)
     if output is not None and figures.with_winner:

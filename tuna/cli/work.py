@@ -10,41 +10,67 @@ import click
 from tuna import api
 from tuna.cli import members, options
 from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.libraries.items import StepResult
 
 
 @click.command()
-@options.session_id
+@options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that does not measure.")
-def run(session_id: int, steps: str | None, compile_processes: int | None) -> int:
-    """Work through a session with workers on this machine. Interrupted, it goes on where it was."""
-    return 1 if work_through(session_id, options.split(steps), workers=True, processes=compile_processes) else 0
+def run(session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None) -> int:
+    """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
+    chosen = options.sessions(session_ids, every=every)
+    return 1 if work_through(chosen, options.split(steps), workers=True, processes=compile_processes) else 0
 
 
 @click.command()
-@options.session_id
+@options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
-def enqueue(session_id: int, steps: str | None) -> int:
+def enqueue(session_ids: tuple[int, ...], every: bool, steps: str | None) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
-    return 1 if work_through(session_id, options.split(steps)) else 0
+    return 1 if work_through(options.sessions(session_ids, every=every), options.split(steps)) else 0
 
 
 def work_through(
-    session_id: int, steps: Sequence[str] = (), *, workers: bool = False, processes: int | None = None
+    session_ids: Sequence[int] | None, steps: Sequence[str] = (), *, workers: bool = False, processes: int | None = None
 ) -> int:
-    """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored."""
+    """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored.
+
+    `session_ids`: None for all sessions that have open jobs.
+    """
     from tuna.sandbox.load import load
 
-    with ProgressView(f"session {session_id}", load().advice if workers else "") as view:
+    with ProgressView(_title(session_ids), load().advice if workers else "") as view:
+
+        def say_behind(chunks: Mapping[int, int]) -> None:
+            whose = ", ".join(f"session {key} ({counted(number, 'chunk')})" for key, number in sorted(chunks.items()))
+            view.say(f"Waiting: the workers first do what was published before: {whose}.")
+
         if workers:
-            end = api.run(session_id, steps, processes=processes, on_progress=view.update, on_wait=view.stopping)
+            end = api.run(
+                session_ids,
+                steps,
+                processes=processes,
+                on_progress=view.update,
+                on_wait=view.stopping,
+                on_behind=say_behind,
+            )
         else:
-            end = api.enqueue(session_id, steps, on_progress=view.update)
-    click.echo(f"session {session_id}: {', '.join(f'{count} {name}' for name, count in sorted(end.states.items()))}")
+            end = api.enqueue(session_ids, steps, on_progress=view.update, on_behind=say_behind)
+    for key, one in sorted(end.sessions.items()):
+        click.echo(f"session {key}: {', '.join(f'{count} {name}' for name, count in sorted(one.states.items()))}")
+    if not end.sessions:
+        click.echo("No session has open jobs.")
     return end.errored
+
+
+def _title(session_ids: Sequence[int] | None) -> str:
+    if session_ids is None:
+        return "all sessions"
+    return f"session{'s' if len(session_ids) > 1 else ''} {', '.join(map(str, session_ids))}"
 
 
 @click.command()

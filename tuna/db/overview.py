@@ -22,7 +22,7 @@ _job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged
 _attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
-_session = _table("session", "id", "reason", "environment_id")
+_session = _table("session", "id", "reason", "environment_id", "priority")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
 
@@ -49,6 +49,7 @@ class Overview:
     failures: tuple[Failure, ...]  #: most attempts first
     simulated: bool = False  #: a stand-in timed some of its results
     noisy: int = 0  #: results that were measured on a device that was not quiet
+    priority: int = 0  #: 0 to 9; the highest is served first
     undrained: int = 0  #: reports that wait for a coordinator which has the library
 
     @property
@@ -92,7 +93,14 @@ _EXAMPLES = sa.select(_attempt.c.id, _attempt.c.output_tail, _attempt.c.reproduc
     _attempt.c.id.in_(sa.bindparam("ids", expanding=True))
 )
 _SESSIONS = (
-    sa.select(_session.c.id, _session.c.reason, _environment.c.library, _environment.c.key, _environment.c.arch)
+    sa.select(
+        _session.c.id,
+        _session.c.reason,
+        _session.c.priority,
+        _environment.c.library,
+        _environment.c.key,
+        _environment.c.arch,
+    )
     .join(_environment, _environment.c.id == _session.c.environment_id)
     .order_by(_session.c.id)
 )
@@ -152,6 +160,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             failures=tuple(failures.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
+            priority=row.priority,
             undrained=undrained_of.get(row.id, 0),
         )
         for row in rows

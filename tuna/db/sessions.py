@@ -23,6 +23,16 @@ class SessionInfo:
     id: int
     reason: str
     environment: Environment
+    priority: int = 0  #: 0 to 9; the highest is served first
+
+
+def set_priority(connection: sa.Connection, session_id: int, priority: int) -> None:
+    """Set the priority of a session; raises NotFound, and BadInput for one that is not from 0 to 9."""
+    if not 0 <= priority <= 9:
+        raise BadInput(f"A priority is a number from 0 to 9, and {priority} is not.")
+    get(connection, session_id)
+    same = models.Session.id == session_id
+    connection.execute(sa.update(models.Session).where(same).values(priority=priority))
 
 
 def create(connection: sa.Connection, environment: Environment, reason: str) -> tuple[int, bool]:
@@ -53,7 +63,7 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
-        sa.select(models.Session.reason, models.Environment)
+        sa.select(models.Session.reason, models.Session.priority, models.Environment)
         .join(models.Environment, models.Environment.id == models.Session.environment_id)
         .where(models.Session.id == session_id)
     ).first()
@@ -72,7 +82,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         flags=row.flags,
         conditions=row.conditions or {},
     )
-    return SessionInfo(session_id, row.reason, environment)
+    return SessionInfo(session_id, row.reason, environment, row.priority)
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:

@@ -21,6 +21,7 @@ import redis
 import structlog
 
 from tuna import redis_client
+from tuna.queues import queue_name
 
 log = structlog.get_logger(__name__)
 
@@ -50,10 +51,15 @@ class WorkerStatus:
     failing: int = 0  #: different jobs that failed in a row
     aside: str = ""  #: why it takes nothing for the moment
 
+    @property
+    def queues(self) -> list[str]:
+        """The queues that it takes from."""
+        measured = [queue_name(True, "", key) for key in self.environment.split(", ") if key]
+        return [*measured, *(queue_name(False, toolchain, "") for toolchain in self.toolchains)]
+
     def serves_with(self, other: WorkerStatus) -> bool:
         """Whether it takes from a queue that `other`, at another place, takes from too."""
-        mine, theirs = ({*status.environment.split(", "), *status.toolchains} - {""} for status in (self, other))
-        return self.place != other.place and bool(mine & theirs)
+        return self.place != other.place and not set(self.queues).isdisjoint(other.queues)
 
     def to_json(self) -> str:
         """The wire format."""

@@ -58,9 +58,11 @@ class _Waiting(NamedTuple):
 _COLUMNS = packed(getattr(Job, name) for name in _Waiting._fields)
 
 
-def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0) -> list[ClaimedChunk]:
-    """Lease up to `limit` jobs that wait for `step`, in chunks of `size` (0: the step's own). The caller commits, then
-    publishes."""
+def claim(
+    connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0, most: int | None = None
+) -> list[ClaimedChunk]:
+    """Lease up to `limit` jobs that wait for `step`, in up to `most` chunks of `size` (0: the step's own). The caller commits,
+    then publishes."""
     rows = _waiting(connection, scope.session_id, step, limit)
     if not rows:
         return []
@@ -70,7 +72,7 @@ def claim(connection: sa.Connection, scope: Scope, step: Step, limit: int, size:
     alone = {row.id for row in rows if row.isolate or row.avoid}
     together = [(row.config_id, item) for row, item in zip(rows, items, strict=True) if row.id not in alone]
     groups = [*_groups(together, size or step.chunk), *([item] for item in items if item.job_id in alone)]
-    for group in groups:
+    for group in groups[:most]:
         chunk = ClaimedChunk(new_id(), tuple(group))
         ids = [item.job_id for item in group]
         connection.execute(_LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now})

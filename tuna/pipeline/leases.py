@@ -121,6 +121,10 @@ class Leases:
         scores = cast(list[Any], self._client.zmscore(self.leases_key, list(chunks)))
         return [chunk for chunk, score in zip(chunks, scores, strict=True) if score is None]
 
+    def all(self) -> list[str]:
+        """Chunks that wait in a queue, or that a worker holds."""
+        return _texts(self._client.zrange(self.leases_key, 0, -1))
+
     def untaken(self) -> list[str]:
         """Chunks that no worker has taken yet."""
         return _texts(self._client.zrangebyscore(self.leases_key, "+inf", "+inf"))

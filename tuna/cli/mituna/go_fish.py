@@ -115,7 +115,7 @@ def _update_applicability(library: str, given: dict[str, Any]) -> None:
 def _execute(library: str, given: dict[str, Any]) -> int:
     number = common.required(given["session_id"], "--session_id")
     api.session_library(number, library)
-    return 1 if work.work_through(number, workers=True) else 0
+    return 1 if work.work_through([number], workers=True) else 0
 
 
 def _fin_steps(library: str, given: dict[str, Any]) -> int:
@@ -129,7 +129,7 @@ def _fin_steps(library: str, given: dict[str, Any]) -> int:
     steps = options.split(given["fin_steps"])
     resources = {get_library(library).step(step).resource for step in steps}
     if given["enqueue_only"]:
-        return 1 if work.work_through(number, steps) else 0
+        return 1 if work.work_through([number], steps) else 0
     if len(resources) != 1:
         raise BadInput("A worker runs steps of one kind.", hint="name one step, or add --enqueue_only")
     on_device = resources == {Resource.DEVICE}

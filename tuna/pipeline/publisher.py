@@ -1,0 +1,182 @@
+"""Claims and publishes what a policy chooses, within what the queues may hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+import structlog
+from celery import Celery
+
+from tuna.artifacts import Artifacts
+from tuna.db.engine import retrying, writing
+from tuna.libraries.base import Step
+from tuna.membership.heartbeat import HeartbeatBoard
+from tuna.pipeline import bodies
+from tuna.pipeline.chunk_size import ChunkSizer
+from tuna.pipeline.claim import ClaimedChunk, claim
+from tuna.pipeline.leases import Leases
+from tuna.pipeline.messages import Chunk, summary, task_message
+from tuna.pipeline.policies import Policy, Share, Snapshot, by_priority
+from tuna.pipeline.runner import DEVICE_WAIT_S
+from tuna.pipeline.serving import SessionWork
+from tuna.settings import Settings
+from tuna.vocabulary import Resource
+
+log = structlog.get_logger(__name__)
+
+#: Seconds before a step without waiting jobs is queried again.
+_EMPTY_BACKOFF_S = 0.25
+#: Nothing is published while Redis uses a larger share of its `maxmemory`.
+_MEMORY_SHARE = 0.75
+_FULL_BACKOFF_S = 5.0
+#: How often live workers are counted.
+_COUNT_EVERY_S = 1.0
+#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a priority, and of the others.
+_URGENT, _ORDINARY = 0, 3
+#: Rides out a short outage of the broker.
+_RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
+
+
+def is_nearly_full(client: redis.Redis) -> bool:
+    """Whether publishing must pause: the rest of Redis' `maxmemory` is reserved for results."""
+    memory = client.info("memory")
+    return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
+
+
+class Publisher:
+    """Fills the queues of some sessions."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        celery: Celery,
+        settings: Settings,
+        artifacts: Artifacts,
+        leases: Leases,
+        board: HeartbeatBoard,
+        pace: ChunkSizer,
+        policy: Policy = by_priority,
+    ) -> None:
+        self.leases = leases
+        self._engine = engine
+        self._client = client
+        self._celery = celery
+        self._settings = settings
+        self._artifacts = artifacts
+        self._board = board
+        self._pace = pace
+        self._policy = policy
+        self._untaken: dict[str, str] = {}  # our chunks that no worker took -> queue
+        self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
+        self._served: dict[int, int] = {}  # session -> how many shares were published before its last one
+        self._processes: Counter[str] = Counter()
+        self._counted_at = -math.inf
+        self._full_until = 0.0
+
+    def publish(self, works: Collection[SessionWork]) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks."""
+        self._forget_taken()
+        now, sent = time.monotonic(), 0
+        without_jobs = {step for step, until in self._backoff_until.items() if until > now}
+        by_id = {work.session_id: work for work in works}
+        while shares := self._shares(works, without_jobs):
+            if self._is_full():
+                break
+            for share in shares:
+                chunks, all_claimed = self._publish(by_id[share.step.session_id], share)
+                sent += chunks
+                if all_claimed:
+                    key = (share.step.session_id, share.step.step)
+                    without_jobs.add(key)
+                    self._backoff_until[key] = now + _EMPTY_BACKOFF_S
+        return sent
+
+    def untaken(self) -> Collection[str]:
+        """Chunks that were published here and that no worker had taken at the last call of `publish`."""
+        return self._untaken
+
+    def _shares(self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]]) -> list[Share]:
+        in_turn = sorted(works, key=lambda work: self._served.get(work.session_id, -1))
+        steps = (step for work in in_turn for step in work.open_steps())
+        ready = [step for step in steps if (step.session_id, step.step) not in without_jobs]
+        if not ready:
+            return []
+        waiting = Counter(self._untaken.values())
+        return self._policy(Snapshot(ready, waiting, self._live_processes(), self._settings.queue_bound))
+
+    def _publish(self, work: SessionWork, share: Share) -> tuple[int, bool]:
+        """How many chunks were published, and whether no job waits for the step any more."""
+        step = work.library.step(share.step.step)
+        size = self._pace.chunk(work.session_id, step)
+        batch = self._settings.claim_batch
+        wanted = min(share.chunks, max(1, batch // size))
+        chunks: list[ClaimedChunk] = []
+        for attempt in retrying():
+            with attempt, writing(self._engine) as connection:
+                chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted)
+        if not chunks:
+            return 0, True
+        self._served[work.session_id] = max(self._served.values(), default=0) + 1
+        bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
+        self.leases.open(chunk.id for chunk in chunks)
+        with self._celery.producer_or_acquire() as producer:
+            for chunk in chunks:
+                self.send(producer, work, step, chunk)
+                self._untaken[chunk.id] = share.step.queue
+        return len(chunks), len(chunks) < wanted
+
+    def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk) -> None:
+        """Publish one chunk."""
+        environment = work.environment
+        message = Chunk(
+            id=chunk.id,
+            namespace=work.namespace,
+            library=work.library.name,
+            step=step.name,
+            environment=environment.machine_key if step.resource is Resource.DEVICE else "",
+            toolchain=environment.toolchain,
+            items=chunk.items,
+        )
+        limit_s = sum(work.library.time_limit_s(step, item) for item in chunk.items)
+        self._celery.send_task(
+            "tuna.run_chunk",
+            kwargs=task_message(message),
+            # What Celery's events say of the task, and Flower shows.
+            shadow=f"{message.library} {message.step} of session {work.session_id}",
+            argsrepr="()",
+            kwargsrepr=summary(message),
+            queue=work.queue(step),
+            producer=producer,
+            priority=_URGENT if work.priority else _ORDINARY,
+            time_limit=math.ceil(limit_s + DEVICE_WAIT_S) + 30,
+            ignore_result=True,
+            retry=True,
+            retry_policy=_RETRY_POLICY,
+        )
+
+    def _forget_taken(self) -> None:
+        if self._untaken:
+            untaken = set(self.leases.untaken())
+            self._untaken = {chunk: queue for chunk, queue in self._untaken.items() if chunk in untaken}
+
+    def _is_full(self) -> bool:
+        if time.monotonic() < self._full_until:
+            return True
+        if is_nearly_full(self._client):
+            log.warning("publishing paused: Redis nearly full")
+            self._full_until = time.monotonic() + _FULL_BACKOFF_S
+            return True
+        return False
+
+    def _live_processes(self) -> Counter[str]:
+        if time.monotonic() - self._counted_at > _COUNT_EVERY_S:
+            self._counted_at = time.monotonic()
+            self._processes = Counter(queue for one in self._board.live() if not one.aside for queue in one.queues)
+        return self._processes

@@ -1,0 +1,134 @@
+"""The sessions that a coordinator serves, as it finds them in SQL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import sqlalchemy as sa
+
+from tuna.db import sessions
+from tuna.db.batches import parts
+from tuna.db.models import Environment as EnvironmentRow
+from tuna.db.models import Job, Session
+from tuna.libraries.base import Environment, Library, Step
+from tuna.libraries.registry import find_library
+from tuna.pipeline.policies import OpenStep
+from tuna.pipeline.scope import Scope
+from tuna.pipeline.states import CLAIMABLE
+from tuna.queues import queue_name
+from tuna.vocabulary import IN_FLIGHT, Resource
+
+
+@dataclass(frozen=True)
+class SessionWork:
+    """The facts about a session that a coordinator needs."""
+
+    session_id: int
+    namespace: str
+    environment: Environment
+    library: Library
+    priority: int = 0
+    only: Sequence[str] = ()  #: names of the steps to serve, of those that the library has; all when empty
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps that are served, in order."""
+        mine = {step.name for step in self.library.every_step}
+        names = [name for name in self.only if name in mine]
+        return self.library.served_with(names) if names or not self.only else []
+
+    @property
+    def scope(self) -> Scope:
+        """What a claim works for."""
+        return Scope(self.session_id, self.library, self.environment.target, self.environment.conditions)
+
+    def queue(self, step: Step) -> str:
+        """The queue of the step."""
+        environment = self.environment
+        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.machine_key)
+
+    def open_steps(self) -> list[OpenStep]:
+        """The steps, as a policy sees them."""
+        last = len(self.steps) - 1
+        return [
+            OpenStep(self.session_id, step.name, self.queue(step), self.priority, last - position)
+            for position, step in enumerate(self.steps)
+        ]
+
+
+def read_works(
+    connection: sa.Connection,
+    session_ids: Collection[int] | None,
+    steps: Sequence[str] = (),
+    known: Mapping[int, SessionWork] = MappingProxyType({}),
+) -> list[SessionWork]:
+    """These sessions, or with None all that have open jobs; without those whose library is not installed here.
+
+    `known`: those that were read before, of which only the priority may have changed, or which were deleted. Raises NotFound
+    for another unknown session.
+    """
+    ids = _open(connection) if session_ids is None else list(session_ids)
+    query = sa.select(Session.id, Session.priority).where(Session.id.in_(ids))
+    priorities = {row.id: row.priority for row in connection.execute(query)}
+    found = [replace(known[key], priority=priorities[key]) for key in ids if key in known and key in priorities]
+    namespace = sessions.namespace(connection)
+    for session_id in (key for key in ids if key not in known):
+        info = sessions.get(connection, session_id)
+        library = find_library(info.environment.library)
+        if library is not None:
+            work = SessionWork(session_id, namespace, info.environment, library, info.priority, tuple(steps))
+            found.append(work)
+    return found
+
+
+def ahead(
+    connection: sa.Connection, chunks: Collection[str], untaken: Collection[str], works: Collection[SessionWork]
+) -> dict[int, int]:
+    """By session that is none of `works`: how many of `chunks` are of a queue which `works` wait for.
+
+    Empty if a worker does a chunk of `works`; `untaken`: those of `chunks` that no worker took.
+    """
+    queues = {work.queue(step) for work in works for step in work.steps}
+    mine = {work.session_id for work in works}
+    found: Counter[int] = Counter()
+    for part in parts(sorted(chunks)):
+        query = sa.select(Job.chunk, Job.session_id).where(Job.chunk.in_(part)).distinct()
+        for row in connection.execute(query):
+            if row.session_id not in mine:
+                found[row.session_id] += 1
+            elif row.chunk not in untaken:
+                return {}
+    others = read_works(connection, sorted(found))
+    return {
+        work.session_id: found[work.session_id]
+        for work in others
+        if not queues.isdisjoint(work.queue(step) for step in work.steps)
+    }
+
+
+def _open(connection: sa.Connection) -> list[int]:
+    """Sessions with jobs that are not at their end, of libraries that are installed here."""
+    found: list[int] = []
+    for name in connection.execute(sa.select(EnvironmentRow.library).distinct()).scalars().all():
+        library = find_library(name)
+        if library is None:
+            continue
+        unfinished = [
+            sa.and_(
+                Job.step.in_([step.name for step in library.every_step if step.resource is resource]),
+                Job.state.in_(sorted(state.value for state in {*CLAIMABLE[resource], *IN_FLIGHT})),
+            )
+            for resource in Resource
+        ]
+        # Index ix_job_claim (session_id, step, state, id), once for each session: a scalar subquery is not made a join.
+        job = sa.select(Job.id).where(Job.session_id == Session.id, sa.or_(*unfinished)).limit(1).scalar_subquery()
+        query = (
+            sa.select(Session.id, job.label("job"))
+            .join(EnvironmentRow, EnvironmentRow.id == Session.environment_id)
+            .where(EnvironmentRow.library == name)
+        )
+        found += [row.id for row in connection.execute(query) if row.job is not None]
+    return sorted(found)
