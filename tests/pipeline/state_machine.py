@@ -93,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.good: dict[int, set[str]] = defaultdict(set)  # steps of the job's round
         self.failures: dict[int, int] = defaultdict(int)
         self.free: dict[int, int] = defaultdict(int)  # failures in a row that were not charged
+        self.rebuilt: set[int] = set()  # jobs that ever lost an artifact
         self.answered: dict[int, int] = {}  # job -> attempt
         self.seen = 0  # of the history
 
@@ -149,8 +150,11 @@ class Machine(RuleBasedStateMachine):
         self.answered[event.job] = event.attempt
         policy = LIBRARY.retry(Cause(event.cause)) if event.cause else Retry()
         free = not policy.charged and policy.again not in PERMANENT and self.free[event.job] < MAX_FREE
+        if event.cause == Cause.ARTIFACT_LOST.value:
+            self.rebuilt.add(event.job)
         if event.cause is None:
-            self.failures[event.job] = self.free[event.job] = 0
+            if event.job not in self.rebuilt or event.step == self._steps(event.job)[-1]:
+                self.failures[event.job] = self.free[event.job] = 0
         else:
             (self.free if free else self.failures)[event.job] += 1
         if event.cause is None:
@@ -272,14 +276,14 @@ class Machine(RuleBasedStateMachine):
         if not waits:
             return None
         for item in message.items:
-            made = 0 if item.step in ("build", self._first_step(item.job_id)) else 1
+            made = 0 if item.step in ("build", self._steps(item.job_id)[0]) else 1
             assert len(item.candidates) == made, "it was not given what the steps before built"
         self.held[message.id] = worker.name
         self.workers.append(worker)
         return worker
 
-    def _first_step(self, job_id: int) -> str:
-        return str(self._rows(f"SELECT steps FROM job WHERE id = {job_id}")[0].steps.split(",")[0])
+    def _steps(self, job_id: int) -> list[str]:
+        return str(self._rows(f"SELECT steps FROM job WHERE id = {job_id}")[0].steps).split(",")
 
     def _deliver(self, message: Chunk) -> Worker | None:
         self.broker.waiting.remove(message)
