@@ -151,7 +151,7 @@ class Settings(BaseSettings):
     )
     sandbox_file_mib: int = Field(8192, ge=0, description="size of one file that it may write; 0: no limit")
     sandbox_processes: int = Field(
-        8192,
+        16384,
         ge=0,
         description="processes and threads of this user above which it can start no more (of root it is not enforced); 0: no limit",
     )

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from box_place import SECRET, Place, left_behind
 from celery import Celery
 from shared_data import need
 
+from tuna import doctor
 from tuna.errors import ServiceError
 from tuna.files import NotPlain, read_plain
 from tuna.sandbox import box as boxes
@@ -200,6 +202,20 @@ def test_what_a_kernel_lacks_is_logged_once_and_refused_on_request(
     with pytest.raises(ServiceError, match="no Landlock") as refused:
         run(["true"], timeout_s=LIMIT_S)
     assert "TUNA_SANDBOX=auto" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "ok", "words"),
+    [(7, "auto", True, "closed: files by Landlock 7"), (0, "auto", True, "open: files of this user (no Landlock"),
+     (0, "require", False, "no Landlock"), (7, "off", True, "switched off by TUNA_SANDBOX")],
+)  # fmt: skip
+def test_the_doctor_says_what_of_the_box_is_open(
+    version: int, mode: Literal["auto", "require", "off"], ok: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    found = next(doctor.of_sandbox(Settings(sandbox=mode)))
+    assert (found.ok, words in found.text) == (ok, True)
+    assert bool(found.hint) == (version == 0 or mode == "off")
 
 
 def test_a_worker_that_requires_a_box_does_not_start_without(

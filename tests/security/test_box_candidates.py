@@ -51,7 +51,7 @@ def measure(
     library, context = HostileLibrary(), run_context(tmp_path)
 
     def measure(params: Sequence[str]) -> Sequence[Trial]:
-        options = {"params": ",".join(params), "candidates": len(params), "finalists": 1}
+        options = {"params": ",".join(params), "candidates": len(params), "finalists": 0}
         facts = {"job_id": 1, "attempt": 1, "session_id": 1, "library": "hostile", "options": options}
         item = WorkItem(step="compile", solver="Hostile", config=GemmConfig(2, 2, 2).to_json(), **facts)
         (built,) = library.run(library.step("compile"), [item], context)
