@@ -38,7 +38,7 @@ def test_a_list_of_layers_is_prepared_and_run_and_again_resumed(
     again = type_in(*words)
     assert "session 1 (already there)" in again.out
     assert "New jobs added: 0" in again.out
-    assert worked == [1, 1]
+    assert worked == [[1], [1]]
 
 
 @pytest.mark.parametrize(
