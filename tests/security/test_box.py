@@ -257,12 +257,15 @@ def test_a_home_inside_a_folder_of_libraries_stays_closed(
     home = tmp_path / "checkout" / "data" / "home"
     monkeypatch.setenv("TUNA_HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "checkout"))
+    monkeypatch.setenv("TUNA_DB_URL", f"sqlite:///{tmp_path}/checkout/tuna.sqlite")
     get_settings.cache_clear()
     place = Place(home, tmp_path)
+    (tmp_path / "checkout" / "tuna.sqlite").touch()
     for path in (home.parent / "module.py", home.parent.parent / "package.py"):
         path.touch()
     wanted = {"read": place.secret, "list": home.parent.parent}
     assert perform(acts, wanted, place) == {"read": "Permission denied", "list": "DONE"}
+    assert perform(acts, {"read": tmp_path / "checkout" / "tuna.sqlite"}, place) == {"read": "Permission denied"}
     for path in (home.parent / "module.py", home.parent.parent / "package.py"):
         assert perform(acts, {"read": path}, place) == {"read": "DONE"}
     get_settings.cache_clear()

@@ -127,7 +127,9 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
 
 def _hidden(settings: Settings) -> list[str]:
     """What stays closed where it lies in a folder of libraries."""
-    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml")
+    kind, _, database = settings.sql_url.partition(":///")
+    ends = ("", "-wal", "-shm", "-journal") if kind.startswith("sqlite") else ()
+    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml", *(database.partition("?")[0] + end for end in ends))
     return [os.path.realpath(path) for path in (settings.home, *files) if path]
 
 
