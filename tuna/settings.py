@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from tuna.errors import BadInput
 from tuna.sentences import nearest
+from tuna.tls import checked
 
 #: Largest settings file.
 _MAX_FILE_BYTES = 1 << 20
@@ -41,6 +42,11 @@ def _hex(value: SecretStr) -> SecretStr:
     return value
 
 
+def _verified(value: SecretStr) -> SecretStr:
+    checked(value.get_secret_value())
+    return value
+
+
 def _command(value: str) -> str:
     shlex.split(value)
     return value
@@ -58,6 +64,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
+#: The URL of a Redis or a broker, verified if it is encrypted.
+_ServerUrl = Annotated[SecretStr, AfterValidator(_verified)]
+
+
 class Settings(BaseSettings):
     """Settings of one process; a variable's name is `TUNA_` and the upper-case field name."""
 
@@ -70,17 +80,17 @@ class Settings(BaseSettings):
         description="where the embedded database, Redis socket, artifacts and logs live",
     )
     db_url: SecretStr | None = Field(None, description="SQLAlchemy URL; default: SQLite file in TUNA_HOME")
-    redis_url: SecretStr | None = Field(
+    redis_url: _ServerUrl | None = Field(
         None,
         validation_alias=AliasChoices("TUNA_REDIS_URL", "CELERY_RESULT_BACKEND"),
         description="Redis of results and leases; default: the broker if it is Redis, else embedded. "
         "CELERY_RESULT_BACKEND is honoured too",
     )
-    redis_admin_url: SecretStr | None = Field(
+    redis_admin_url: _ServerUrl | None = Field(
         None,
         description="the same Redis with a user that has ACL rights, so that workers can join; default: TUNA_REDIS_URL",
     )
-    broker_url: SecretStr | None = Field(
+    broker_url: _ServerUrl | None = Field(
         None,
         validation_alias=AliasChoices("TUNA_BROKER_URL", "CELERY_BROKER_URL"),
         description="Celery broker; default: the embedded Redis. CELERY_BROKER_URL is honoured too",

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuna import redis_client
+from tuna import redis_client, tls
 from tuna.errors import BadInput, ServiceError
 
 Role = Literal["compile", "eval"]
@@ -82,7 +82,10 @@ class JoinToken:
                 "This is not a join token.",
                 hint="give the line that `tuna token create` printed: redis://host:6379/0#NAME.ID.SECRET",
             )
-        return cls(url, *found.groups())
+        try:
+            return cls(tls.checked(url), *found.groups())
+        except ValueError as error:
+            raise BadInput(f"The URL of this join token is not usable: {error}.") from None
 
     def full(self) -> str:
         """The whole line, secret included."""

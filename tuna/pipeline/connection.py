@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import redis
 
-from tuna import redis_client
+from tuna import redis_client, tls
 from tuna.embedded_redis import EmbeddedRedis, socket_path
 from tuna.errors import ServiceError
 from tuna.settings import Settings
@@ -61,8 +61,13 @@ def make_celery(settings: Settings) -> Celery:
     from celery import Celery
     from celery.exceptions import CPendingDeprecationWarning
 
-    made = Celery("tuna", broker=broker_url(settings))
+    url, use_ssl = tls.for_celery(broker_url(settings))
+    made = Celery("tuna", broker=url)
+    made.backend_cls = "disabled"  # else Celery makes one of CELERY_RESULT_BACKEND
     made.conf.update(
+        broker_read_url=url,  # else Celery prefers CELERY_BROKER_URL to what it is given
+        broker_write_url=url,
+        broker_use_ssl=use_ssl,
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,
@@ -127,8 +132,8 @@ def connect_broker(settings: Settings, wait_s: int) -> Iterator[Connection]:
     """A connection to the broker, of whichever kind; raises ServiceError unless it answers within `wait_s`."""
     from kombu import Connection
 
-    url = broker_url(settings)
-    with Connection(url, connect_timeout=wait_s) as connection:
+    url, use_ssl = tls.for_celery(broker_url(settings))
+    with Connection(url, ssl=use_ssl or False, connect_timeout=wait_s) as connection:
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=wait_s)
         except Exception as error:  # each transport raises its own errors

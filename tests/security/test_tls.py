@@ -1,0 +1,283 @@
+"""TLS to Redis and the broker: a server that cannot prove its name gets no byte of what the client would say to it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import ipaddress
+import os
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tuna.errors import BadInput, TunaError
+from tuna.membership.join import JoinToken
+from tuna.pipeline.connection import connect, connect_broker, make_celery
+from tuna.redis_client import single_attempt_client
+from tuna.settings import Settings, get_settings
+from tuna.testing.servers import free_port, running
+
+NOW = dt.datetime.now(dt.timezone.utc)
+DAY = dt.timedelta(days=1)
+PASSWORD = "hunter2"  # noqa: S105 (nobody's)
+
+
+@dataclass
+class Authority:
+    """Certificates in a folder: `ca.pem`, and a key and a certificate for each name that was asked for."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    def __post_init__(self) -> None:
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's authority")])
+        certificate = self._certificate(self.name, self.key, self.key, NOW + DAY, x509.BasicConstraints(True, None))
+        (self.folder / "ca.pem").write_bytes(certificate)
+
+    def _certificate(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        signer: ec.EllipticCurvePrivateKey,
+        until: dt.datetime,
+        *extensions: x509.ExtensionType,
+    ) -> bytes:
+        made = x509.CertificateBuilder(
+            subject_name=subject,
+            issuer_name=subject if key is signer else self.name,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=NOW - 3 * DAY,
+            not_valid_after=until,
+        )
+        for extension in extensions:
+            made = made.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, file: str, name: str, *, until: dt.datetime = NOW + DAY, self_signed: bool = False) -> Path:
+        """A file with a certificate for a name or an address, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        try:
+            alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(name))
+        except ValueError:
+            alternative = x509.DNSName(name)
+        extension = x509.SubjectAlternativeName([alternative])
+        certificate = self._certificate(subject, key, key if self_signed else self.key, until, extension)
+        format_ = serialization.PrivateFormat.PKCS8
+        secret = key.private_bytes(serialization.Encoding.PEM, format_, serialization.NoEncryption())
+        (self.folder / file).write_bytes(certificate + secret)
+        return self.folder / file
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def certificates(authority: Authority) -> dict[str, Path]:
+    return {
+        "right": authority.issue("right.pem", "127.0.0.1"),
+        "of another name": authority.issue("name.pem", "redis.example"),
+        "expired": authority.issue("expired.pem", "127.0.0.1", until=NOW - DAY),
+        "self-signed": authority.issue("self.pem", "127.0.0.1", self_signed=True),
+    }
+
+
+class Recorder:
+    """A TLS server that records what it is told after the handshake, and ends the connection."""
+
+    def __init__(self, certificate: Path) -> None:
+        self.heard = b""
+        self.callers = 0
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:
+                return
+            caller.settimeout(5)
+            self.callers += 1
+            with contextlib.suppress(OSError), self._context.wrap_socket(caller, server_side=True) as stream:
+                self.heard += stream.recv(1000)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+@pytest.fixture()
+def recorder(certificates: dict[str, Path]) -> Iterator[Callable[[str], Recorder]]:
+    started: list[Recorder] = []
+
+    def start(kind: str) -> Recorder:
+        started.append(Recorder(certificates[kind]))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def _redis(url: str) -> None:
+    single_attempt_client(url, 3).ping()
+
+
+def _publish(url: str) -> None:
+    """As a coordinator does."""
+    app = make_celery(Settings(broker_url=url, redis_url="redis://127.0.0.1:1/0"))
+    with app.connection_for_write(connect_timeout=3) as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=3)
+        connection.default_channel.queue_declare("q", passive=True)
+
+
+def _broker(url: str) -> None:
+    """As the doctor and the metrics do."""
+    with connect_broker(Settings(broker_url=url, redis_url="redis://127.0.0.1:1/0"), 3) as connection:
+        connection.default_channel.queue_declare("q", passive=True)
+
+
+WAYS = [
+    pytest.param("rediss", _redis, id="redis-py"),
+    pytest.param("rediss", _publish, id="celery"),
+    pytest.param("rediss", _broker, id="kombu"),
+    pytest.param("amqps", _publish, id="celery-amqps"),
+    pytest.param("amqps", _broker, id="kombu-amqps"),
+]
+
+
+def _url(scheme: str, port: int, authority: Authority) -> str:
+    return f"{scheme}://tuna:{PASSWORD}@127.0.0.1:{port}/0?ssl_ca_certs={authority.folder / 'ca.pem'}"
+
+
+@pytest.mark.parametrize("with_ca", [True, False])
+@pytest.mark.parametrize("kind", ["of another name", "expired", "self-signed"])
+@pytest.mark.parametrize(("scheme", "use"), WAYS)
+def test_a_server_that_cannot_prove_its_name_hears_nothing(
+    recorder: Callable[[str], Recorder],
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    use: Callable[[str], None],
+    kind: str,
+    with_ca: bool,
+) -> None:
+    server = recorder(kind)
+    url = _url(scheme, server.port, authority)
+    if not with_ca:  # the authorities of the system, of which this is one
+        url = url.partition("?")[0]
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.folder / "ca.pem"))
+    with pytest.raises(Exception, match=r"(?i)certificate|SSL"):  # each transport has an error of its own
+        use(url)
+    assert server.callers, "it was not even called"
+    assert server.heard == b""
+
+
+@pytest.mark.parametrize("with_ca", [True, False])
+@pytest.mark.parametrize(("scheme", "use"), WAYS)
+def test_one_that_proves_its_name_is_spoken_to(
+    recorder: Callable[[str], Recorder],
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    use: Callable[[str], None],
+    with_ca: bool,
+) -> None:
+    """The check of the tests above: the same servers, and what they record."""
+    server = recorder("right")
+    url = _url(scheme, server.port, authority)
+    if not with_ca:
+        url = url.partition("?")[0]
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.folder / "ca.pem"))
+    with contextlib.suppress(Exception):  # the recorder ends each connection
+        use(url)
+    assert server.heard.startswith(b"AMQP" if scheme == "amqps" else b"*")
+
+
+def test_celery_works_with_a_redis_that_asks_for_a_certificate(
+    tmp_path: Path, authority: Authority, certificates: dict[str, Path]
+) -> None:
+    """Without one, Redis refuses; with one, Celery and redis-py use it."""
+    program, port = shutil.which("redis-server", path=f"/usr/bin:{os.environ['PATH']}"), free_port()
+    right = str(certificates["right"])
+    files = ["--tls-cert-file", right, "--tls-key-file", right, "--tls-ca-cert-file", str(authority.folder / "ca.pem")]
+    words = [program or "", "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
+    if program is None:
+        pytest.skip("redis-server is not installed")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(running([*words, "--dir", str(tmp_path)], ("127.0.0.1", port), tmp_path / "log"))
+        except TunaError as error:
+            if "Bad directive" not in str(error) and "without TLS" not in str(error):
+                raise
+            pytest.skip("redis-server was built without TLS")
+        url = _url("rediss", port, authority).replace(f"tuna:{PASSWORD}@", "")
+        with pytest.raises(TunaError, match="cannot be used"):
+            connect(Settings(redis_url=url))
+        url += f"&ssl_certfile={right}&ssl_keyfile={right}"
+        settings = Settings(broker_url=url)
+        app = make_celery(settings)
+        with app.producer_or_acquire() as producer:
+            app.send_task("tuna.run_chunk", queue="q", producer=producer, ignore_result=True)
+        assert connect(settings).llen("q") == 1
+        with connect_broker(settings, 3) as connection:
+            assert connection.default_channel.queue_declare("q", passive=True).message_count == 1
+
+
+@pytest.mark.parametrize("variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "TUNA_REDIS_ADMIN_URL", "CELERY_BROKER_URL"])
+@pytest.mark.parametrize("query", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_check_hostname=false"])
+def test_a_url_cannot_turn_it_off(monkeypatch: pytest.MonkeyPatch, variable: str, query: str) -> None:
+    monkeypatch.setenv(variable, f"rediss://:{PASSWORD}@h/0?{query}")
+    get_settings.cache_clear()
+    with pytest.raises(BadInput, match=f"{query.partition('=')[0]}.*always verified") as refused:
+        get_settings()
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://h//?ssl=true", "rediss://a/0;rediss://b/0", "redis://a/0;rediss://b/0", "amqp://a;amqps://b"]
+)
+def test_urls_that_celery_would_not_verify_are_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Celery encrypts with `ssl=true`, too, and goes on to the next of several servers, without a name to check."""
+    monkeypatch.setenv("TUNA_BROKER_URL", url)
+    get_settings.cache_clear()
+    with pytest.raises(BadInput, match="TUNA_BROKER_URL"):
+        get_settings()
+
+
+def test_a_token_cannot_turn_it_off() -> None:
+    with pytest.raises(BadInput, match="always verified"):
+        JoinToken.parse("rediss://h/0?ssl_cert_reqs=none#n.0123456789ab." + "s" * 20)
+
+
+def test_celery_needs_no_result_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's refuses a `rediss://` without `ssl_cert_reqs`, and would connect by itself."""
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", "rediss://127.0.0.1:1/0")
+    app = make_celery(Settings(broker_url="rediss://127.0.0.1:1/0"))
+    assert type(app.backend).__name__ == "DisabledBackend"
+
+
+def test_celery_takes_the_broker_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery reads CELERY_BROKER_URL itself, before what it is given."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://other")
+    app = make_celery(Settings(broker_url="rediss://one/0", redis_url="redis://one/0"))
+    assert app.connection_for_read().hostname == app.connection_for_write().hostname == "one"
