@@ -25,7 +25,7 @@ def result(seconds: float, *, ok: bool = True) -> StepResult:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "size"), [(0.0, 32), (0.09, 22), (0.19, 10), (1.0, 8), (7.0, 8), (9.0, 6), (59.0, 1), (900.0, 1)]
+    ("seconds", "size"), [(0.0, 128), (0.09, 22), (0.19, 10), (1.0, 8), (7.0, 8), (9.0, 6), (59.0, 1), (900.0, 1)]
 )
 def test_short_items_travel_in_numbers_and_long_ones_alone(seconds: float, size: int) -> None:
     pace = ChunkSizer()

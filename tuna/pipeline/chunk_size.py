@@ -11,7 +11,7 @@ from tuna.libraries.items import StepResult
 #: A shorter chunk grows: the overhead of its message and lease would show.
 _MIN_CHUNK_S = 2.0
 #: Maximum size, as a multiple of the step's own chunk size.
-_GROWTH = 4
+_GROWTH = 16
 #: A longer chunk shrinks: losing its worker would cost too much, and other workers would idle at the end.
 _MAX_CHUNK_S = 60.0
 #: Results before which the step's own chunk size is used, and size of the window of the latest ones.
