@@ -268,7 +268,7 @@ def tuna_home(
     monkeypatch.setenv("TUNA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TUNA_SIMULATED", "1")  # the library noop
     get_settings.cache_clear()
-    (tmp_path / "home").mkdir()
+    (tmp_path / "home").mkdir(mode=0o700)
     knows_machine(tmp_path / "home")
     sqlite_template.copy_to(tmp_path / "home" / "tuna.sqlite")
     yield tmp_path / "home"

@@ -29,6 +29,7 @@ from redis.retry import Retry
 
 from tuna import embedded_redis_guard
 from tuna.errors import ServiceError
+from tuna.private import make_home, own_folder
 
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
@@ -116,17 +117,14 @@ class EmbeddedRedis:
             os.close(users)
 
     def _private_folders(self) -> None:
-        try:
-            for folder in (self._run_dir.parent, self._run_dir, self.socket.parent):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                if folder.stat().st_uid != os.getuid():
-                    raise ServiceError(f"The folder {folder} belongs to another user.", hint="set TUNA_HOME")
-            for folder in (self._run_dir, self.socket.parent):
-                folder.chmod(0o700)  # it may have existed, and mkdir's mode depends on the umask
-        except OSError as error:
-            raise ServiceError(
-                f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
-            ) from None
+        make_home(self._run_dir.parent)
+        for folder in (self._run_dir, self.socket.parent):
+            try:
+                own_folder(folder)
+            except OSError as error:
+                raise ServiceError(
+                    f"The folder {folder} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
+                ) from None
 
     def _open(self, name: str) -> int:
         return os.open(self._run_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

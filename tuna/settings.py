@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from tuna.errors import BadInput
+from tuna.private import check_home
 from tuna.sentences import nearest
 from tuna.tls import checked
 
@@ -204,15 +205,18 @@ class Settings(BaseSettings):
 
 @functools.lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """The settings of this process, read once; raises BadInput with the name of an invalid setting."""
+    """The settings of this process, read once; raises BadInput with the name of an invalid setting, or if TUNA_HOME is not
+    this user's alone."""
     try:
-        return Settings()
+        found = Settings()
     except ValidationError as error:
         raise BadInput(_invalid_setting(error.errors()[0])) from None
     except RecursionError:
         raise BadInput("The settings file cannot be read: it is nested too deeply.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"The settings file cannot be read: {error}") from None
+    check_home(found.home)
+    return found
 
 
 #: Variables that are no settings.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tuna.private import own_folder
 from tuna.sandbox import device_lock as locks
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
 
@@ -108,7 +109,7 @@ def test_a_folder_of_another_owner_is_not_used(
     (temporary / "tuna-12345").mkdir()
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(PermissionError):
-        locks._own(temporary / "tuna-12345")
+        own_folder(temporary / "tuna-12345")
 
 
 def test_processes_that_know_different_folders_still_wait_for_each_other(

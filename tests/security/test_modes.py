@@ -16,7 +16,7 @@ from tuna.settings import get_settings
 from tuna.workers.launch import LocalWorkers
 
 
-@pytest.fixture(params=["made by Tuna", "made before, open to all"])
+@pytest.fixture(params=["made by Tuna", "made before, open to readers"])
 def any_home(
     request: pytest.FixtureRequest, tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
@@ -25,7 +25,7 @@ def any_home(
     if request.param == "made by Tuna":
         empty_home.rmdir()
     else:
-        empty_home.chmod(0o777)
+        empty_home.chmod(0o755)
         (empty_home / "run").mkdir()
         (empty_home / "run").chmod(0o777)
     yield empty_home

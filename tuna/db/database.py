@@ -12,6 +12,7 @@ from tuna import logs
 from tuna.db import schema
 from tuna.db.engine import make_engine
 from tuna.errors import BadInput
+from tuna.private import make_home
 from tuna.settings import get_settings
 
 
@@ -29,8 +30,8 @@ def open_database() -> sa.Engine:
 def connect_database() -> sa.Engine:
     """The database of the settings, whatever its schema."""
     settings = get_settings()
+    make_home(settings.home)
     try:
-        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if settings.embedded_db:
             _make_private(settings.home / "tuna.sqlite")
     except OSError as error:

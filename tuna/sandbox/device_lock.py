@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from tuna.private import make_home, own_folder
 from tuna.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -75,22 +75,11 @@ def folders() -> list[Path]:
     found = []
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            found.append(_own(Path(parent) / f"tuna-{os.getuid()}"))
+            found.append(own_folder(Path(parent) / f"tuna-{os.getuid()}"))
     if found:
         return list(dict.fromkeys(found))
-    fallback = get_settings().run_dir / "locks"
+    settings = get_settings()
+    fallback = settings.run_dir / "locks"
     log.warning("device locks not shared across TUNA_HOMEs", folder=str(fallback))
-    fallback.parent.mkdir(parents=True, exist_ok=True)
-    return [_own(fallback)]
-
-
-def _own(folder: Path) -> Path:
-    """The folder, made with mode 0700; raises OSError if it is a link, or another user owns it or may write to it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is not a folder of ours")
-    if found.st_mode & 0o077:
-        folder.chmod(0o700)
-    return folder
+    make_home(settings.home)
+    return [own_folder(own_folder(settings.run_dir) / fallback.name)]

@@ -24,6 +24,7 @@ from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
+from tuna.private import make_home
 from tuna.sandbox import box
 from tuna.sandbox.dumpable import forbid_inspection
 from tuna.settings import Settings
@@ -78,6 +79,7 @@ class Worker:
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
         die_with_parent("worker")
         forbid_inspection()
+        or_exit(lambda: make_home(self._settings.home))
         or_exit(lambda: box.check(self._settings))
         or_exit(lambda: ensure_services(self._settings))
         or_exit(lambda: connect(self._settings))
