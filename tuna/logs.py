@@ -10,6 +10,8 @@ from typing import Any
 
 import structlog
 
+from tuna.sentences import inert
+
 
 def configure(level: str, form: str, path: str | None = None) -> None:
     """Send every log of this process, structlog's and others', to stderr or to `path`."""
@@ -24,7 +26,7 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         [structlog.processors.format_exc_info, _as_logstash, structlog.processors.JSONRenderer()]
         if form == "json"
         # Not rich's tracebacks: they show local variables, and with them passwords.
-        else [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+        else [_as_text, structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
     )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -38,6 +40,13 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         cache_logger_on_first_use=False,
     )
+
+
+def _as_text(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Texts from outside without what a terminal would obey; their further lines are indented, so that none looks like a log's."""
+    return {
+        name: inert(value).replace("\n", "\n    ") if isinstance(value, str) else value for name, value in event.items()
+    }
 
 
 def _as_logstash(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:

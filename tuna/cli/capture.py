@@ -9,7 +9,7 @@ import click
 
 from tuna import api
 from tuna.cli import show
-from tuna.cli.console import print_table
+from tuna.cli.console import print_table, say
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def capture(tag: str, model: str | None, command: tuple[str, ...]) -> int:
     found = api.capture(command, tag, model=model, waiting=_say_waiting)
     if found.status < 0:
         name = signal.Signals(-found.status).name if -found.status in set(signal.Signals) else f"signal {-found.status}"
-        click.echo(f"The program was ended by {name}; what it had logged until then counts.", err=True)
+        say(f"The program was ended by {name}; what it had logged until then counts.", err=True)
     if found.stopped:
-        click.echo(f"Later lines were not read: {found.stopped}", err=True)
+        say(f"Later lines were not read: {found.stopped}", err=True)
     show.rejections(found.parsed.rejections)
     show.left_out(found.parsed.left_out)
     if found.imported is None:
@@ -48,9 +48,9 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
     rows = [(config.label, count, f"{config.flops * count / 1e9:.3f}") for config, count in found.layers[:_ROWS]]
     print_table("", ("layer", "calls", "GFLOP in all"), rows, right=(1, 2), err=True)
     if len(found.layers) > _ROWS:
-        click.echo(f"and {len(found.layers) - _ROWS} more: `tuna configs -t {tag}`", err=True)
+        say(f"and {len(found.layers) - _ROWS} more: `tuna configs -t {tag}`", err=True)
     counts = found.parsed.counts
-    click.echo(
+    say(
         f"{counted(sum(count for _, count in found.layers), 'call')} of {counted(len(found.layers), 'layer')} in "
         f"{counted(counts.total, 'logged line')} "
         f"({counts.unsupported} unsupported, {counts.rejected} rejected): {counted(found.imported.added, 'layer')} added, "
@@ -62,12 +62,10 @@ def _show_layers(found: CapturedProgram, tag: str) -> None:
 def _say_nothing(found: CapturedProgram) -> None:
     counts = found.parsed.counts
     if counts.total:
-        click.echo(
-            f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna tunes.", err=True
-        )
+        say(f"Nothing was imported: none of {counts.total} logged lines names a layer that Tuna tunes.", err=True)
         return
-    click.echo("Nothing was imported: the program's libraries logged nothing.", err=True)
-    click.echo(
+    say("Nothing was imported: the program's libraries logged nothing.", err=True)
+    say(
         "  Does it use MIOpen, hipBLASLt or oneDNN, or PyTorch on a GPU? Products in fp32 on x86 CPUs go to other "
         "libraries (MKL, OpenBLAS); a program that sets its own environment may switch the logging off.",
         err=True,
@@ -75,7 +73,7 @@ def _say_nothing(found: CapturedProgram) -> None:
 
 
 def _say_waiting() -> None:
-    click.echo(
+    say(
         "The program has ended; processes that it started still hold its output. Ctrl-C imports without waiting.",
         err=True,
     )

@@ -8,7 +8,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def compare(session_ids: tuple[int, ...], tag: str | None, as_json: bool) -> Non
     """
     found = api.compare_sessions(session_ids, tag)
     for sentence in found.differences:
-        click.echo(f"not like for like: {sentence}", err=True)
+        say(f"not like for like: {sentence}", err=True)
     if as_json:
         print_json(found.as_json())
     else:
@@ -47,7 +47,7 @@ def _show(found: Comparison) -> None:
     for session in found.sessions:
         where = f"{session.device or session.arch} x {session.num_cu}"
         chosen = [f"{name} {value}" for name, value in session.conditions.items()]
-        click.echo(
+        say(
             f"session {session.session_id}: {session.library} {session.library_version}, {session.reason!r}, "
             f"{', '.join([where, *chosen, counted(session.layers, 'layer')])}"
         )
@@ -71,7 +71,7 @@ def _show(found: Comparison) -> None:
         f"session {session.session_id} ({session.library}): {wins}"
         for session, wins in zip(found.sessions, found.wins, strict=True)
     )
-    click.echo(f"fastest for so many layers: {wins}")
+    say(f"fastest for so many layers: {wins}")
 
 
 def _row(found: Comparison, layer: ComparedLayer) -> list[str]:

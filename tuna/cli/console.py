@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from tuna.sentences import counted
+from tuna.sentences import counted, inert, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,6 +42,11 @@ class _Counts(Protocol):
 def print_json(document: Any) -> None:
     """A document on stdout, for programs."""
     click.echo(json.dumps(document, indent=1, sort_keys=False))
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """A line on stdout, or with `err` on stderr, without what a terminal would obey."""
+    click.echo(inert(text), err=err)
 
 
 def print_table(
@@ -73,7 +78,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     longest = [_most(column, cells, place, words=True) for place, column in enumerate(columns)]
     widths = [_most(column, cells, place, words=False) for place, column in enumerate(columns)]
     room = width - _GAP * len(columns)
@@ -163,7 +168,7 @@ class ProgressView:
 
     def say(self, sentence: str) -> None:
         """Print a sentence beside the progress, at once."""
-        self._console.print(sentence)
+        self._console.print(inert(sentence), markup=False, highlight=False)
 
     def stopping(self, seconds: float) -> None:
         """Answer an interruption: what is waited for, how long, and how not to wait."""

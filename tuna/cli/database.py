@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tuna import api
+from tuna.cli.console import say
 
 
 @click.group()
@@ -16,4 +17,4 @@ def db() -> None:
 def upgrade() -> None:
     """Bring the schema of the database to the one that this version needs."""
     done = api.upgrade_database()
-    click.echo(f"{done.url}: schema {done.before or 'none'} -> {done.after}")
+    say(f"{done.url}: schema {done.before or 'none'} -> {done.after}")

@@ -10,7 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.sentences import counted
 
@@ -114,10 +114,10 @@ def db_diff(a: Path, b: Path, entries: bool, as_json: bool) -> int:
         found = api.compare_databases(a, b, lambda pair: each.append(asdict(pair)) if entries else None)
         print_json(found.as_json() | ({"entries": each} if entries else {}))
         return int(found.differs)
-    found = api.compare_databases(a, b, lambda pair: click.echo(line(pair)) if entries else None)
+    found = api.compare_databases(a, b, lambda pair: say(line(pair)) if entries else None)
     if found.differs:
         print_table("", ("solver", "type", "added", "removed", "changed"), found.rows(), right=(2, 3, 4))
-    click.echo(found.summary())
+    say(found.summary())
     return int(found.differs)
 
 
@@ -139,9 +139,9 @@ def check_db(directory: Path, library: str, as_json: bool) -> int:
         )
         return int(bool(found.faults))
     for fault in found.faults:
-        click.echo(f"{fault.file}: {fault.rule}: {fault.text}")
+        say(f"{fault.file}: {fault.rule}: {fault.text}")
     for why, count in sorted(found.left_out.items()):
-        click.echo(f"not checked: {count} {why}", err=True)
+        say(f"not checked: {count} {why}", err=True)
     faults = counted(len(found.faults), "fault") if found.faults else "no faults"
-    click.echo(f"{counted(len(found.files), 'file')}, {counted(found.entries, 'entry', 'entries')}: {faults}")
+    say(f"{counted(len(found.files), 'file')}, {counted(found.entries, 'entry', 'entries')}: {faults}")
     return int(bool(found.faults))

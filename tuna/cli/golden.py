@@ -10,7 +10,7 @@ import click
 
 from tuna.api import open_database
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.cli.mituna import common
 from tuna.errors import NotFound
 from tuna.sentences import choices
@@ -81,8 +81,8 @@ def build(version: int, session_id: int | None, base: int | None, library: str |
 
 
 def _tell(report: BuildReport) -> None:
-    click.echo(str(report))
-    click.echo(f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`", err=True)
+    say(str(report))
+    say(f"next: `tuna golden report {report.version}`, then `tuna golden promote {report.version}`", err=True)
 
 
 @golden.command(name="list")
@@ -103,7 +103,7 @@ def list_versions(library: str | None, as_json: bool) -> None:
     if as_json:
         print_json([_document(one, one.id in now) for one in found])
     elif not found:
-        click.echo("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
+        say("No golden versions yet. Build one with: `tuna golden build VERSION --session-id ID`")
     else:
         columns = ("library", "version", "", "state", "base", "entries", "built", "promoted")
         print_table("", columns, [_row(one, one.id in now) for one in found], right=(1, 4, 5))
@@ -166,9 +166,9 @@ def report(
         print_json(found.as_json() | {"violations": violations})
     else:
         for line in found.lines():
-            click.echo(line)
+            say(line)
     for violation in violations:
-        click.echo(f"violated: {violation}", err=True)
+        say(f"violated: {violation}", err=True)
     return 1 if violations else 0
 
 
@@ -186,7 +186,7 @@ def promote(version: int, library: str | None, **wishes: Any) -> None:
     beside = (
         "" if found.against is None else f" (against version {found.against}: {t.faster} faster, {t.slower} slower)"
     )
-    click.echo(f"golden version {version} of {found.library} is promoted{beside}")
+    say(f"golden version {version} of {found.library} is promoted{beside}")
 
 
 @golden.command()
@@ -197,7 +197,7 @@ def rollback(library: str) -> None:
 
     withdrawn, now = rollback(open_database(), library)
     after = f"version {now.version} is current again" if now else "no version is current"
-    click.echo(f"golden version {withdrawn.version} of {library} is withdrawn; {after}")
+    say(f"golden version {withdrawn.version} of {library} is withdrawn; {after}")
 
 
 @golden.command()
@@ -221,7 +221,7 @@ def explain(version: int, key: str, solver: str | None, library: str | None, as_
         return
     for one in found:
         for line in one.lines():
-            click.echo(line)
+            say(line)
 
 
 @click.command(context_settings=common.CONTEXT)

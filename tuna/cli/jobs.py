@@ -8,6 +8,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
+from tuna.cli.console import say
 from tuna.sentences import counted
 from tuna.vocabulary import Cause
 
@@ -21,7 +22,7 @@ _jobs = click.option("--job", "jobs", type=options.ID, multiple=True, help="Only
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
     """Send errored jobs back to the step that failed, as if it had never been tried."""
     moved = api.retry(session_id, jobs=jobs, cause=cause)
-    click.echo(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
+    say(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
 
 
 @click.command()
@@ -31,9 +32,9 @@ def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
 def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
     """End jobs that are not finished; results of their current attempts are refused."""
     done = api.cancel(session_id, jobs=jobs, tag=tag)
-    click.echo(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
+    say(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
     if not done.workers_told:
-        click.echo("Redis is unreachable: workers finish their current chunks, whose results are refused.", err=True)
+        say("Redis is unreachable: workers finish their current chunks, whose results are refused.", err=True)
 
 
 def _count(moved: Mapping[str, int], what: str, mark: str) -> str:

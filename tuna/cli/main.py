@@ -169,9 +169,11 @@ def _warn_of_misspelt_settings() -> None:
 
 
 def _complain(sentence: str, hint: str = "") -> None:
-    click.echo(f"Error: {sentence}{'' if sentence.endswith(('.', '?', '!')) else '.'}", err=True)
+    from tuna.cli.console import say
+
+    say(f"Error: {sentence}{'' if sentence.endswith(('.', '?', '!')) else '.'}", err=True)
     if hint:
-        click.echo(f"  {hint}", err=True)
+        say(f"  {hint}", err=True)
 
 
 def main() -> None:

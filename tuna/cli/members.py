@@ -10,8 +10,9 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
+from tuna.sentences import one_line
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -30,7 +31,7 @@ def create(role: api.Role, ttl: str, url: str | None) -> None:
     found = re.fullmatch(r"(\d+)([smhd])", ttl)
     if not found:
         raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
-    click.echo(api.create_token(role, int(found[1]) * _UNITS[found[2]], url))
+    say(api.create_token(role, int(found[1]) * _UNITS[found[2]], url))
 
 
 @token.command("list")
@@ -52,7 +53,7 @@ def list_tokens(as_json: bool) -> None:
 def revoke_token(token_id: str) -> None:
     """Revoke a token. A worker that joined with it stays: `tuna workers revoke` revokes that."""
     api.revoke_token(token_id)
-    click.echo(f"token {token_id} revoked")
+    say(f"token {token_id} revoked")
 
 
 @click.group(invoke_without_command=True)
@@ -83,35 +84,35 @@ def workers(context: click.Context, as_json: bool) -> None:
     print_table("", columns, rows, right=(6, 7))
     for one in found:
         if one.aside:
-            click.echo(f"{one.name} is aside: {one.aside}")
+            say(f"{one_line(one.name)} is aside: {one_line(one.aside)}")
 
 
 @workers.command()
 @click.argument("name")
 def cordon(name: str) -> None:
     """Let a worker finish what it has and take nothing new."""
-    click.echo(f"{api.set_worker_state(name, 'cordoned')}: cordoned")
+    say(f"{api.set_worker_state(name, 'cordoned')}: cordoned")
 
 
 @workers.command()
 @click.argument("name")
 def uncordon(name: str) -> None:
     """Let a cordoned worker take work again."""
-    click.echo(f"{api.set_worker_state(name, 'active')}: active")
+    say(f"{api.set_worker_state(name, 'active')}: active")
 
 
 @workers.command()
 @click.argument("name")
 def drain(name: str) -> None:
     """Let a worker finish what it has and leave."""
-    click.echo(f"{api.set_worker_state(name, 'draining')}: draining")
+    say(f"{api.set_worker_state(name, 'draining')}: draining")
 
 
 @workers.command()
 @click.argument("name")
 def revoke(name: str) -> None:
     """Revoke a worker permanently: its credentials end now, and its current jobs are repeated."""
-    click.echo(f"{api.set_worker_state(name, 'revoked')}: revoked")
+    say(f"{api.set_worker_state(name, 'revoked')}: revoked")
 
 
 def join_line(given: str | None) -> str | None:

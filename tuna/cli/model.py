@@ -11,7 +11,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.sentences import counted
 
@@ -191,7 +191,7 @@ def tune(
     stored = imported.model
 
     def started(tuned: api.TunedModel) -> None:
-        click.echo(
+        say(
             f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned, {tuned.known} of them have a result; "
             f"{counted(tuned.wanted, 'job is', 'jobs are')} missing"
         )
@@ -207,7 +207,7 @@ def tune(
             on_wait=view.stopping,
         )
     if tuned.added < tuned.wanted:
-        click.echo(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")
+        say(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")
     if output is not None:
         show_built(
             api.build_model(
@@ -215,9 +215,7 @@ def tune(
             )
         )
     if tuned.errored:
-        click.echo(
-            f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id {tuned.session_id}`", err=True
-        )
+        say(f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
     return 1 if tuned.errored else 0
 
 
@@ -226,7 +224,7 @@ def show_import(imported: api.ImportedModel) -> None:
     found, tasks = imported.model, imported.model.manifest.tasks
     cores = [task for task in tasks if task.task.core is not None]
     calls = counted(sum(task.count for task in tasks), "call")
-    click.echo(
+    say(
         f"{found.name} {found.version[:12]}: {calls} of {counted(len(tasks), 'task')}, "
         f"{len(cores)} of them convolutions and products; {counted(imported.added, 'task is', 'tasks are')} new"
     )
@@ -244,22 +242,20 @@ def show_built(built: api.BuiltModel) -> None:
         right=(1, 2),
     )
     for label, reason in built.refused.items():
-        click.echo(f"the record of {label} could not be applied: {reason}", err=True)
+        say(f"the record of {label} could not be applied: {reason}", err=True)
     if built.compared:
-        click.echo(f"of {counted(built.compared, 'task')} the fastest kernels were compared inside the model")
+        say(f"of {counted(built.compared, 'task')} the fastest kernels were compared inside the model")
     ours = statistics.median(built.times_ms["tuna"])
     for name, times in built.times_ms.items():
         median, wall = statistics.median(times), statistics.median(built.wall_ms[name])
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
-        click.echo(
-            f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}), wall {wall:.2f}{ratio}"
-        )
+        say(f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}), wall {wall:.2f}{ratio}")
     for name, reason in built.absent.items():
-        click.echo(f"{name}: {reason}")
+        say(f"{name}: {reason}")
     if built.cached:
-        click.echo(f"taken from the cache; built and timed {built.made_at}")
+        say(f"taken from the cache; built and timed {built.made_at}")
     errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
-    click.echo(f"{built.path}: largest error over largest value {errors}")
+    say(f"{built.path}: largest error over largest value {errors}")
 
 
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:

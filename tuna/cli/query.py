@@ -14,7 +14,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import fitting, print_json, print_table, terminal_width
+from tuna.cli.console import fitting, print_json, print_table, say, terminal_width
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 
@@ -69,11 +69,9 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
     elif rows:
         _print_rows(rows)
     if not rows:
-        click.echo("No result meets all that is asked for.", err=True)
+        say("No result meets all that is asked for.", err=True)
     if rows.more:
-        click.echo(
-            f"These are the first {rows.limit} rows; there are more: --limit N; all are in `tuna export`.", err=True
-        )
+        say(f"These are the first {rows.limit} rows; there are more: --limit N; all are in `tuna export`.", err=True)
 
 
 @click.command()
@@ -96,7 +94,7 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
     elif rows:
         _print_rows(rows, with_params=True)
     else:
-        click.echo("There are no results in this session yet.", err=True)
+        say("There are no results in this session yet.", err=True)
 
 
 def _print_csv(rows: ResultRows) -> None:
@@ -123,11 +121,11 @@ def _cell(value: Any, text_cell: Callable[[str], str]) -> str:
 def _explain(row: ResultRow) -> None:
     document = row.as_json()
     command = document.pop("command")
-    click.echo(f"{document.pop('layer')}")
+    say(f"{document.pop('layer')}")
     for name, value in document.items():
         if value not in (None, "", {}):
-            click.echo(f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}")
-    click.echo(f"  {command}\n")
+            say(f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}")
+    say(f"  {command}\n")
 
 
 @dataclass(frozen=True)

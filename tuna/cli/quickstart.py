@@ -11,6 +11,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
+from tuna.cli.console import say
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 from tuna.errors import LibraryMissing
@@ -43,14 +44,14 @@ def quickstart(output: Path, candidates: int) -> int:
     vendor = _vendor()
     figures = api.report(session_id, vendor)
     print_winners(figures)
-    click.echo("\nDatabases:")
+    say("\nDatabases:")
     for form in FORMS:
         show.exported(api.export(session_id, form, output))
-    click.echo("\nReport:")
-    click.echo(str(api.write_report(figures, output / "report.html")))
+    say("\nReport:")
+    say(str(api.write_report(figures, output / "report.html")))
     if errored:
-        click.echo(f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`", err=True)
-    click.echo(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
+        say(f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`", err=True)
+    say(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
     return 0 if figures.with_winner == len(figures.layers) else 1
 
 
@@ -79,7 +80,7 @@ def _vendor() -> int | None:
     try:
         session_id = _prepared(VENDOR, {}, without="Gemm")  # its slowest way: a layer as a product of matrices
     except LibraryMissing as error:
-        click.echo(f"Without the vendor's times beside: {error} {error.hint}")
+        say(f"Without the vendor's times beside: {error} {error.hint}")
         return None
     work_through([session_id], workers=True)
     return session_id

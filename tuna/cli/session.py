@@ -11,7 +11,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.sentences import counted
 
@@ -78,7 +78,7 @@ def show(session_id: int, as_json: bool) -> None:
         ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {_size(one.artifact_bytes)}"),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
     ):
-        click.echo(f"{name:12} {text}")
+        say(f"{name:12} {text}")
 
 
 @session.command()
@@ -94,9 +94,7 @@ def archive(session_id: int, file: Path) -> None:
     with ProgressView("archive") as view:
         header = api.archive_session(session_id, file, lambda *numbers: view.update(counts.of(*numbers)))
     size = _size(file.stat().st_size)
-    click.echo(
-        f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {size}"
-    )
+    say(f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {size}")
 
 
 @session.command()
@@ -111,9 +109,7 @@ def restore(file: Path, reason: str | None) -> None:
     with ProgressView("restore") as view:
         found = api.restore_session(file, reason, lambda *numbers: view.update(counts.of(*numbers)))
     new = f"; new ids in {', '.join(found.new_ids)}, where the old ones are taken" if found.new_ids else ""
-    click.echo(
-        f"session {found.session_id} ({found.library}: {found.reason}) restored: {counted(found.jobs, 'job')}{new}"
-    )
+    say(f"session {found.session_id} ({found.library}: {found.reason}) restored: {counted(found.jobs, 'job')}{new}")
 
 
 @session.command()
@@ -139,11 +135,11 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
     with ProgressView("delete") as view:
         done, left = api.delete_session(session_id, lambda *numbers: view.update(counts.of(*numbers)))
     kernels = counted(done.kernels, "artifact")
-    click.echo(f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}")
+    say(f"{what} deleted: {counted(done.jobs, 'job')}, {counted(done.results, 'result')}, {kernels}")
     if done.golden:
-        click.echo(f"Its row stays, as the provenance of results of golden version {', '.join(done.golden)}.")
+        say(f"Its row stays, as the provenance of results of golden version {', '.join(done.golden)}.")
     if left:
-        click.echo(f"Some of its artifacts stay in the store: {left}", err=True)
+        say(f"Some of its artifacts stay in the store: {left}", err=True)
 
 
 def _document(one: SessionSize) -> dict[str, object]:
@@ -166,4 +162,4 @@ def _size(size_bytes: int) -> str:
 def set_session(session_id: int, priority: int) -> None:
     """Set the priority of a session; a coordinator that serves it knows within a second."""
     api.set_priority(session_id, priority)
-    click.echo(f"session {session_id}: priority {priority}")
+    say(f"session {session_id}: priority {priority}")

@@ -11,7 +11,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.sentences import counted
 
 
@@ -62,7 +62,7 @@ def configs(tag: str, as_json: bool) -> None:
     found = api.list_configs(tag)
     if as_json:
         for config in found:
-            click.echo(json.dumps(config.to_json()))
+            say(json.dumps(config.to_json()))
         return
     print_table("", ("layer", "GFLOP"), [(config.label, f"{config.flops / 1e9:.3f}") for config in found], right=(1,))
 
@@ -71,7 +71,7 @@ def configs(tag: str, as_json: bool) -> None:
 @options.library_argument
 def update_solvers(library: str) -> None:
     """Store the solvers that LIBRARY has now."""
-    click.echo(f"{library} has {counted(api.update_solvers(library), 'solver')}")
+    say(f"{library} has {counted(api.update_solvers(library), 'solver')}")
 
 
 @click.command()

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
-import click
-
 from tuna import api
-from tuna.cli.console import print_json, print_table
+from tuna.cli.console import print_json, print_table, say
 from tuna.errors import TunaError
-from tuna.sentences import counted
+from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
 
 if TYPE_CHECKING:
     from tuna.api import (
@@ -36,46 +34,46 @@ _T = TypeVar("_T")
 def exported(report: ExportReport) -> None:
     """What an export left out, what is in it and, last, its path."""
     for reason, count in sorted(report.skipped.items()):
-        click.echo(f"not exported: {count} ({reason})", err=True)
+        say(f"not exported: {count} ({reason})", err=True)
     for note, count in sorted(report.notes.items()):
-        click.echo(f"{counted(count, 'layer')}: {note}", err=True)
+        say(f"{counted(count, 'layer')}: {note}", err=True)
     if report.simulated:
-        click.echo(
+        say(
             f"simulated: {counted(report.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
             err=True,
         )
     if report.noisy:
-        click.echo(
+        say(
             f"noisy: {counted(report.noisy, 'result was', 'results were')} measured on a device that was not quiet",
             err=True,
         )
-    click.echo(f"{counted(report.entries, 'entry', 'entries')} of {counted(report.configs, 'layer')}")
-    click.echo(str(report.path))
+    say(f"{counted(report.entries, 'entry', 'entries')} of {counted(report.configs, 'layer')}")
+    say(str(report.path))
 
 
 def imported_database(report: ImportReport) -> None:
     """What an import left out, what it found and, last, the session."""
     for why, count in sorted(report.skipped.items()):
-        click.echo(f"not imported: {count} ({why})", err=True)
+        say(f"not imported: {count} ({why})", err=True)
     entries, layers = counted(report.rows, "entry", "entries"), counted(report.configs, "layer")
-    click.echo(f"{entries} of {layers} ({report.new_configs} of them new)")
-    click.echo(f"session {report.session_id}")
+    say(f"{entries} of {layers} ({report.new_configs} of them new)")
+    say(f"session {report.session_id}")
 
 
 def merged(databases: Iterable[MergedDatabase]) -> None:
     """Where the entries of each merged database come from, and its path."""
     for database in databases:
         report = database.report
-        click.echo(
+        say(
             f"{report.kept} kept, {report.replaced} replaced, {report.added} added, "
             f"{report.dropped} dropped with their problems, {report.unusable} without a time"
         )
-        click.echo(str(database.path))
+        say(str(database.path))
 
 
 def started(session: StartedSession) -> None:
     """Id and environment of a session."""
-    click.echo(f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}")
+    say(f"session {session.id} ({'new' if session.new else 'already there'}): {session.environment}")
 
 
 def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> PreparedTuning:
@@ -83,7 +81,7 @@ def prepared(prepare: Callable[[], PreparedTuning], library: str, tag: str) -> P
     found = _with_rejections(prepare)
     started(found.session)
     _imported(found.imported, tag)
-    click.echo(f"{library} has {counted(found.solvers, 'solver')}")
+    say(f"{library} has {counted(found.solvers, 'solver')}")
     applicability(found.applicability)
     loaded(found.loaded)
     return found
@@ -106,13 +104,13 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
     rejections(found.rejections)
     left_out(found.left_out)
     c = found.counts
-    click.echo(
+    say(
         f"{counted(c.total, 'line')}: {c.accepted} accepted ({c.expanded} of them name several directions, {c.duplicates} repeat "
         f"earlier layers), {c.ignored} ignored, {c.unsupported} unsupported, {c.rejected} rejected"
     )
-    click.echo(f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged {tag!r}")
+    say(f"{counted(found.configs, 'layer')}: {found.added} added, {found.tagged} newly tagged {tag!r}")
     if found.missing:
-        click.echo(f"{counted(found.missing, 'layer is', 'layers are')} not there and not tagged", err=True)
+        say(f"{counted(found.missing, 'layer is', 'layers are')} not there and not tagged", err=True)
 
 
 def rejections(found: Sequence[Rejection]) -> None:
@@ -122,9 +120,9 @@ def rejections(found: Sequence[Rejection]) -> None:
         if rejection.unsupported:
             unsupported.setdefault(rejection.reason, []).append(rejection)
         else:
-            click.echo(f"{rejection}{_more(rejection.lines)}", err=True)
+            say(f"{rejection}{_more(rejection.lines)}", err=True)
     for alike in unsupported.values():
-        click.echo(f"{alike[0]}{_more(sum(rejection.lines for rejection in alike))}", err=True)
+        say(f"{alike[0]}{_more(sum(rejection.lines for rejection in alike))}", err=True)
 
 
 def _more(lines: int) -> str:
@@ -134,7 +132,7 @@ def _more(lines: int) -> str:
 def left_out(found: Mapping[str, int]) -> None:
     """What lines asked for beside their layers."""
     for what, lines in sorted(found.items()):
-        click.echo(f"left out: {what} ({counted(lines, 'line')})", err=True)
+        say(f"left out: {what} ({counted(lines, 'line')})", err=True)
 
 
 def networks(found: Networks) -> None:
@@ -170,7 +168,7 @@ def job_options(library: str, rows: Sequence[tuple[str, str, str, str]], as_json
     elif rows:
         print_table("", names, rows)
     else:
-        click.echo(f"{library} has no job options.")
+        say(f"{library} has no job options.")
 
 
 def _yes(value: bool) -> str:
@@ -180,9 +178,9 @@ def _yes(value: bool) -> str:
 def applicability(found: Applicability) -> None:
     """How many pairs there are, and what was left out; raises TunaError if the library failed to answer for some."""
     pairs = counted(found.pairs, "applicable pair")
-    click.echo(f"{counted(found.configs, 'layer')}, {pairs} of layer and solver")
+    say(f"{counted(found.configs, 'layer')}, {pairs} of layer and solver")
     for name, count in sorted(found.unknown.items()):
-        click.echo(f"left out: {name} applies to {counted(count, 'layer')} but is no known solver", err=True)
+        say(f"left out: {name} applies to {counted(count, 'layer')} but is no known solver", err=True)
     if found.unanswered:
         first = "; ".join(found.unanswered[:3])
         raise TunaError(
@@ -193,10 +191,10 @@ def applicability(found: Applicability) -> None:
 
 def loaded(found: LoadedJobs) -> None:
     """How many jobs are new, and why there may be none."""
-    click.echo(f"New jobs added: {found.added}")
+    say(f"New jobs added: {found.added}")
     if not found.added:
         pairs = f"{found.pairs} applicable pairs of layer and solver"
-        click.echo(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)
+        say(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)
 
 
 def findings(found: Sequence[Finding]) -> None:
@@ -225,7 +223,7 @@ def _marked(session: Overview) -> str:
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
     if not found:
-        click.echo("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
+        say("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
     rows = [
         (
@@ -243,7 +241,6 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", "failed attempts")
     print_table("", columns, rows, right=(0, 4, 5))
     for failure in found[0].failures if details else ():
-        last = (failure.output_tail.strip().splitlines() or ["(no output)"])[-1]
-        click.echo(f"{failure.cause} ({failure.attempts}): {last}")
+        say(f"{failure.cause} ({failure.attempts}): {last_line(failure.output_tail)}")
         if failure.reproduce:
-            click.echo(f"  reproduce: {failure.reproduce}")
+            say(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}")

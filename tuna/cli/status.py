@@ -10,7 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json
+from tuna.cli.console import print_json, say
 from tuna.cli.winners import print_winners
 from tuna.errors import BadInput
 from tuna.sentences import counted
@@ -40,16 +40,14 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         show.sessions(found, details=session_id is not None)
     if letters := api.undrained_reports():
         reports = counted(letters, "report of a worker", "reports of workers")
-        click.echo(
-            f"{reports} could not be drained: see the table dead_letter (docs/operations.md, Failures)", err=True
-        )
+        say(f"{reports} could not be drained: see the table dead_letter (docs/operations.md, Failures)", err=True)
 
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:9464", show_default=True, metavar="HOST:PORT")
 def metrics(listen: str) -> None:
     """Answer Prometheus at http://HOST:PORT/metrics, until Ctrl-C."""
-    api.serve_metrics(listen, lambda url: click.echo(f"metrics at {url}", err=True))
+    api.serve_metrics(listen, lambda url: say(f"metrics at {url}", err=True))
 
 
 def _document(session: Overview) -> dict[str, Any]:
@@ -86,4 +84,4 @@ def report(session_id: int, output: Path | None, against: int | None, as_json: b
         return
     path = api.write_report(figures, output or Path(f"session-{session_id}.html"))
     print_winners(figures)
-    click.echo(str(path))
+    say(str(path))

@@ -10,6 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli import model, options, show
+from tuna.cli.console import say
 from tuna.cli.winners import print_winners
 from tuna.cli.work import work_through
 from tuna.sentences import counted
@@ -57,10 +58,10 @@ def layers(
     if output is not None and figures.with_winner:
         for form in api.forms_of(library):
             show.exported(api.export(number, form, output))
-        click.echo(str(api.write_report(figures, output / "report.html")))
+        say(str(api.write_report(figures, output / "report.html")))
     if errored:
-        click.echo(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
-    click.echo(f"all results: `tuna results --session-id {number}`", err=True)
+        say(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
+    say(f"all results: `tuna results --session-id {number}`", err=True)
     return 0 if figures.layers and figures.with_winner == len(figures.layers) else 1
 
 

@@ -9,11 +9,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tuna import api
-from tuna.cli.console import duration, fitting, table
-from tuna.sentences import counted
+from tuna.cli.console import duration, fitting, say, table
+from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def watch(session_id: int | None, interval_s: float, *, as_json: bool) -> None:
             while True:
                 snapshot = watcher.look(interval_s)
                 for text in [json.dumps(_document(snapshot))] if as_json else lines(snapshot):
-                    click.echo(text)
+                    say(text)
                 time.sleep(interval_s)
         with Live(console=console, auto_refresh=False) as live:
             while True:
@@ -155,10 +153,10 @@ def _workers(snapshot: Snapshot, width: int, most: int) -> RenderableType:
 def _failures(session: LiveSession) -> list[str]:
     texts = []
     for failure in session.overview.failures:
-        last = (failure.output_tail.strip().splitlines() or ["(no output)"])[-1]
-        texts.append(f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last[:200]}")
+        last = last_line(failure.output_tail, 200)
+        texts.append(f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last}")
         if failure.reproduce:
-            texts.append(f"  reproduce: {failure.reproduce}")
+            texts.append(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}")
     return texts
 
 

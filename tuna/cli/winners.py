@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from tuna.cli.console import fitting, print_table, terminal_width
+from tuna.cli.console import fitting, print_table, say, terminal_width
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def print_winners(figures: ReportFigures) -> None:
     from tuna.reports import formats
 
     if not figures.layers:
-        click.echo("There are no results in this session yet.")
+        say("There are no results in this session yet.")
         return
     columns = _columns(figures)
     total = figures.totals[0] if figures.totals and figures.totals[0].layers else None
@@ -48,19 +46,19 @@ def print_winners(figures: ReportFigures) -> None:
         right=[position for position, place in enumerate(kept) if columns[place].right],
     )
     if total:
-        click.echo(_sentence(figures, total))
+        say(_sentence(figures, total))
     if figures.header.noisy:
-        click.echo(
+        say(
             f"noisy: the machine was busy while {formats.count(figures.header.noisy)} of the results were measured",
             err=True,
         )
     if figures.header.simulated:
-        click.echo(
+        say(
             f"simulated: {counted(figures.header.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
             err=True,
         )
     for difference in figures.header.against.differences if figures.header.against else ():
-        click.echo(f"not like for like: {difference}", err=True)
+        say(f"not like for like: {difference}", err=True)
 
 
 def _columns(figures: ReportFigures) -> list[_Column]:

@@ -9,7 +9,7 @@ import click
 
 from tuna import api
 from tuna.cli import members, options
-from tuna.cli.console import ProgressView, print_json, print_table
+from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def work_through(
         else:
             end = api.enqueue(session_ids, steps, on_progress=view.update, on_behind=say_behind)
     for key, one in sorted(end.sessions.items()):
-        click.echo(f"session {key}: {', '.join(f'{count} {name}' for name, count in sorted(one.states.items()))}")
+        say(f"session {key}: {', '.join(f'{count} {name}' for name, count in sorted(one.states.items()))}")
     if not end.sessions:
-        click.echo("No session has open jobs.")
+        say("No session has open jobs.")
     return end.errored
 
 
@@ -162,4 +162,4 @@ def _print_trials(final: StepResult, driver: str) -> None:
     columns = ("candidate", "ms", "error", "outcome", "output")
     print_table(f"{final.step}: {read_one(driver).label}", columns, rows, right=(0, 1))
     if not final.ok:
-        click.echo(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)
+        say(f"{final.cause.value if final.cause else 'failed'}: {final.output_tail.strip()}", err=True)

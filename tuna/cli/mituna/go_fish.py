@@ -10,6 +10,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show, work
+from tuna.cli.console import say
 from tuna.cli.golden import update_golden_command
 from tuna.cli.mituna import common, export_db, files, import_configs, load_job, yaml_steps
 from tuna.errors import BadInput
@@ -100,7 +101,7 @@ def _init_session(library: str, given: dict[str, Any]) -> None:
 
 
 def _update_solvers(library: str, _: dict[str, Any]) -> None:
-    click.echo(f"{library} has {counted(api.update_solvers(library), 'solver')}")
+    say(f"{library} has {counted(api.update_solvers(library), 'solver')}")
 
 
 def _list_solvers(library: str, _: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ def _yaml(library: str, given: dict[str, Any]) -> int:
 
 def _add_tables(_: str, __: dict[str, Any]) -> None:
     api.upgrade_database()
-    click.echo(f"tables: {', '.join(api.list_tables())}")
+    say(f"tables: {', '.join(api.list_tables())}")
 
 
 def _status(library: str, _: dict[str, Any]) -> int:
@@ -164,8 +165,8 @@ def _remote_exec(_: str, given: dict[str, Any]) -> int:
     """The command's output here and on each worker; 1 if one of them failed."""
     answers = api.remote_exec(given["command"])
     for answer in answers:
-        click.echo(f"== {answer.host}: {answer.text}")
-        click.echo(answer.output.rstrip())
+        say(f"== {answer.host}: {answer.text}")
+        say(answer.output.rstrip())
     return 0 if all(answer.ok for answer in answers) else 1
 
 

@@ -9,6 +9,7 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
+from tuna.cli.console import say
 from tuna.cli.mituna import common
 from tuna.errors import BadInput
 
@@ -103,7 +104,7 @@ def add_networks(
 
 def _add_network(what: Literal["model", "framework"], name: str, version: str) -> None:
     new = api.add_network(what, name, version)
-    click.echo(f"{what} {name} {version}: {'added' if new else 'already there'}")
+    say(f"{what} {name} {version}: {'added' if new else 'already there'}")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

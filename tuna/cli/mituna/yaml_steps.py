@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from tuna.cli.console import say
 from tuna.cli.main import check_words
 from tuna.errors import BadInput
 
@@ -36,7 +37,7 @@ def run_file(path: Path, library: str, program: click.Group) -> int:
     """
     lines = command_lines(_load(path), library, program)
     for line in lines:
-        click.echo(f"-- go_fish.py {' '.join(line)}", err=True)
+        say(f"-- go_fish.py {' '.join(line)}", err=True)
         code = program.main(args=line, prog_name="go_fish.py", standalone_mode=False)
         if code:
             return int(code)
