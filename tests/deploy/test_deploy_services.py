@@ -153,6 +153,10 @@ def test_what_transactions_and_scripts_wrote_is_there_after_a_crash(secrets: Pat
             pipe.hset("unacked", "tag", "message")
             pipe.execute()
         written = {name: client.type(name) for name in client.scan_iter()}
+        # While the disk is slow to sync, `everysec` keeps up to two seconds of writes in memory.
+        deadline = time.monotonic() + 60
+        while client.info("persistence")["aof_buffer_length"] and time.monotonic() < deadline:
+            time.sleep(0.05)
     with _redis(secrets) as url:
         client = redis.Redis.from_url(url)
         assert {name: client.type(name) for name in client.scan_iter()} == written

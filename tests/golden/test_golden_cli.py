@@ -87,7 +87,7 @@ def test_a_release_from_its_build_to_its_rollback(two: Scene, type_in: TypeIn) -
     ended = type_in("build", 1, "--session-id", 1)
     assert ended.code == 0
     assert ended.out == (
-        "golden version 1 of miopen built: 2 entries with 1 kernels (2 from session 1, 0 replaced, 0 imported)\n"
+        "golden version 1 of miopen built: 2 entries with 1 kernel (2 from session 1, 0 replaced, 0 imported)\n"
     )
     assert "next: `tuna golden report 1`, then `tuna golden promote 1`" in ended.err
     assert type_in("promote", 1).out == "golden version 1 of miopen is promoted\n"

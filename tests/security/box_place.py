@@ -25,19 +25,19 @@ class Place:
         self.readable = folder / "library"
         self.readable.write_text("code")
         self.box = Box(writable=(self.room,), readable=(self.readable,))
+        self._others = set(_below())
 
     @property
     def harmed(self) -> bool:
         mode = self.secret.stat().st_mode & 0o777
         return (self.secret.read_text(), mode, self.readable.read_text()) != (SECRET, 0o600, "code")
 
+    def left_behind(self, allowed: int = 0) -> list[str]:
+        """Command lines of processes that were started below this one since, but for the victim and so many `allowed` ones."""
+        found = [" ".join(process.cmdline()) for process in _below() if process not in self._others]
+        return [line for line in found if not line.endswith("wait 0") and "resource_tracker" not in line][allowed:]
 
-def left_behind(allowed: int = 0) -> list[str]:
-    """Command lines of processes below this one, without as many children of the sandbox as are `allowed`, and the victim."""
-    found = [
-        process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE
-    ]
-    lines = [" ".join(process.cmdline()) for process in found]
-    lines = [line for line in lines if not line.endswith("wait 0") and "resource_tracker" not in line]
-    children = [line for line in lines if "tuna.sandbox.child" in line]
-    return [*(line for line in lines if line not in children), *children[allowed:]]
+
+def _below() -> list[psutil.Process]:
+    processes = psutil.Process().children(recursive=True)
+    return [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from box_place import HERE, Place, left_behind
+from box_place import HERE, Place
 from shared_data import need
 
 from tuna.configs import Config, GemmConfig
@@ -79,4 +79,4 @@ def test_a_candidate_that_leaves_its_box_is_a_failed_trial_and_the_others_are_me
     assert victim.poll() is None
     assert not place.harmed
     assert sorted(path.name for path in place.home.iterdir() if path.name == "planted") == []
-    assert left_behind(allowed=3) == []
+    assert place.left_behind(allowed=3) == []

@@ -26,6 +26,7 @@ _CALLS = {
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
 _OWN_LIBRARY = {"tuna/files.py", "tuna/libraries/fma_loop.py", "tuna/sandbox/child.py", "tuna/workers/lifetime.py"}
+_OWN_LIBRARY |= {"tuna/embedded_redis_guard.py"}
 _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("dumpable", "landlock", "seccomp")}
 #: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for; its own code; or a
 #: library that was installed as a package, in a child too.
@@ -44,6 +45,7 @@ _SQL = {
 #: Allowed statements built from strings, each from names in the source only.
 _JUSTIFIED = {
     ("tuna/db/engine.py", "_prepare"),  # pragmas from a tuple in the line above
+    ("tuna/db/packed.py", "_table"),  # numbers, and types that the module names
     ("tuna/libraries/miopen/formats/sqlite_file.py", "create"),  # the same
     ("tuna/libraries/spool.py", "sort_rows"),  # names that the module generates
 }
