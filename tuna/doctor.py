@@ -17,6 +17,7 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tuna import redis_versions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError, StoreUnavailable, TunaError
@@ -244,6 +245,7 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
     yield _version("redis", "embedded Redis" if embedded else "Redis", version, _REDIS)
     policy = str(info.get("maxmemory_policy", "noeviction"))
+    yield _holes(info, embedded)
     hint = "set maxmemory-policy noeviction: a full Redis would forget results and leases"
     yield _judge("redis memory", policy != "noeviction", f"maxmemory-policy {policy}", hint)
     if not embedded:
@@ -251,6 +253,20 @@ def of_redis(settings: Settings) -> Iterator[Finding]:
         yield _clock("redis clock", seconds + micros / 1e6, before)
         yield _guard(client, services.redis_url(settings))
     yield _redis_rights(client)
+
+
+def _holes(info: dict[str, Any], embedded: bool) -> Finding:
+    """Whether the server is older than the version in which known holes are closed."""
+    name, version = redis_versions.version_of(info)
+    fixed = redis_versions.first_safe(name, version)
+    wanted = ".".join(map(str, fixed or version))
+    hint = f"scripts can run code in this version (CVE-2025-49844 and later): use {name} {wanted} or newer" + (
+        "; install it, or a newer valkey-server: the newest in PATH is taken"
+        if embedded
+        else ", or look whether your distribution has mended it"
+    )
+    text = f"{name} {'.'.join(map(str, version))}" + (f", holes closed in {wanted}" if fixed else ", no known holes")
+    return _judge("redis holes", fixed is not None, text, hint, warning=True)
 
 
 def _append_only(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
