@@ -113,7 +113,37 @@ def test_only_tunas_pods_reach_the_servers(server: str, components: set[str]) ->
     for workload in WORKLOADS:
         component = _labels(workload).get("app.kubernetes.io/component")
         assert any(_selects(selector, _labels(workload)) for selector in mine) == (component in components)
-    assert any(p["spec"]["podSelector"] == {} and "ingress" not in p["spec"] for p in objects("NetworkPolicy"))
+
+
+def test_a_pod_reaches_and_is_reached_by_nothing_that_no_policy_names() -> None:
+    (nobody,) = [p["spec"] for p in objects("NetworkPolicy") if p["spec"]["podSelector"] == {}]
+    assert nobody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def _reachable(workload: dict[str, Any]) -> set[tuple[str, int]]:
+    """(app or workload, port) of each egress rule for the pods of `workload`."""
+    reachable = set()
+    for policy in objects("NetworkPolicy"):
+        if _selects(policy["spec"]["podSelector"], _labels(workload)):
+            for rule in policy["spec"].get("egress", []):
+                assert set(rule) == {"to", "ports"}, "without one of them it allows all"
+                for peer in rule["to"]:
+                    assert set(peer) <= {"podSelector", "namespaceSelector"}
+                    labels = peer["podSelector"]["matchLabels"]
+                    (name,) = labels.values()
+                    assert ("namespaceSelector" in peer) == (name == "kube-dns")
+                    reachable |= {(name, port["port"]) for port in rule["ports"]}
+    return reachable
+
+
+def test_pods_reach_dns_and_the_servers_that_they_need() -> None:
+    dns, redis, mariadb = ("kube-dns", 53), ("redis", 6379), ("mariadb", 3306)
+    wanted = {"server": {dns, redis, mariadb}, "worker": {dns, redis}, None: set()}
+
+    def check(workload: dict[str, Any]) -> None:
+        assert _reachable(workload) == wanted[_labels(workload).get("app.kubernetes.io/component")]
+
+    of_each(WORKLOADS, check, title)
 
 
 def test_keda_scales_what_is_there_with_keys_that_are_there() -> None:
