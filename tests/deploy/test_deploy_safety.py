@@ -12,6 +12,7 @@ from deploy_files import (
     FILES,
     K8S,
     PAGE,
+    ROOT,
     SERVICES,
     WORKLOADS,
     YAMLS,
@@ -34,9 +35,23 @@ def _images() -> Iterator[str]:
 
 
 def test_images_are_pinned() -> None:
+    """By a full version and, where it is known, a digest."""
     images = set(_images())
     assert images
-    assert not [image for image in images if not re.search(r":v?\d+\.\d+\.\d+[\w.-]*$", image)]
+    assert not [image for image in images if not re.search(r":v?\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image)]
+
+
+def test_images_install_packages_by_hash_alone() -> None:
+    def check(path: Path) -> None:
+        installs = re.findall(r"\bpip install (.+)", path.read_text())
+        assert len(installs) == 2
+        assert all(
+            "--require-hashes -r requirements/" in words or "--no-deps --no-build-isolation ." in words
+            for words in installs
+        )
+        assert all((ROOT / lock).exists() for lock in re.findall(r"-r (\S+)", " ".join(installs)))
+
+    of_each(DOCKERFILES, check, name_of)
 
 
 def test_no_image_is_called_latest() -> None:
