@@ -319,4 +319,4 @@ def _mount(*places: Path) -> None:
     libc = _libc()
     if libc.unshare(new_namespace) == 0 and libc.mount(b"none", b"/", None, private, None) == 0:
         for place in places:
-            libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES}".encode())
+            libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, f"size={_STORE_BYTES},mode=700".encode())

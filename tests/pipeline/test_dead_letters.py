@@ -16,6 +16,7 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import DeadLetter, Job, StepResult
 from tuna.libraries import registry
 from tuna.libraries.base import Library
+from tuna.libraries.items import DeviceReport
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.pipeline import dead_letters, reaper
@@ -143,7 +144,8 @@ def test_a_refused_result_is_a_failure_of_its_job_and_a_dead_letter(
     entries = drain._stream.read(10, None)
     report = entries[0].report
     assert report
-    bad = report.results[3].model_copy(update={"reproduce": None})  # as no worker that is checked can send it
+    nameless = DeviceReport(name="x").model_copy(update={"name": None})  # as no worker that is checked can send it
+    bad = report.results[3].model_copy(update={"device": nameless})
     results = (*report.results[:3], bad, *report.results[4:])
     drain.write([type(entries[0])("1-0", report.model_copy(update={"results": results})), *entries[1:]])
     assert states(engine) == {"compiled": 9, "new": 1}
