@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -48,7 +49,8 @@ class Processes:
         for process in self._all:
             if process.is_running():
                 for child in [*process.children(recursive=True), process]:
-                    child.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+                        child.kill()
             process.wait()
 
 
