@@ -29,7 +29,7 @@ from tuna.testing.servers import redis_server, with_password
 
 ADMIN = "the admin's"
 HOME = get_library("noop").environment()
-COMPILER = Facts(host="some host", pid=7, toolchains=(HOME.toolchain, "other 1.0 [x]*"))
+COMPILER = Facts(host="some host", pid=7, processes=3, toolchains=(HOME.toolchain, "other 1.0 [x]*"))
 DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.key,))
 
 
@@ -108,7 +108,7 @@ def test_a_token_lets_one_worker_in_once(
     with reading(engine) as connection:
         (worker,) = store.members(connection)
         assert worker.name == settings["TUNA_WORKER_NAME"]
-        assert worker.toolchains == COMPILER.toolchains
+        assert (worker.toolchains, worker.processes) == (COMPILER.toolchains, 3)
         stored = str(
             connection.execute(sa.select(Token.__table__)).all() + connection.execute(sa.select(Worker.__table__)).all()
         )

@@ -229,16 +229,22 @@ def _gate() -> Gate:
     return Gate(engine, client, namespace, settings.lease_s, evict, admin=connect_admin(settings))
 
 
-def join(role: Role, line: str) -> None:
-    """Become a member with the token of `line`; its settings go into this process's environment, for its workers."""
+def join(role: Role, line: str, processes: int = 1, *, devices: str | None = None) -> None:
+    """Become a member with the token of `line`; its settings go into this process's environment, for its workers.
+
+    `processes`, `devices`: as for `serve_workers`.
+    """
     import os
     import socket
 
-    from tuna.membership.join import Facts
+    from tuna.membership.join import MAX_PROCESSES, Facts
     from tuna.membership.join import join as ask
     from tuna.pipeline.served_queues import ServedQueues
+    from tuna.sandbox import discovery
     from tuna.settings import get_settings
 
+    if devices is not None:
+        processes = len(discovery.choose(discovery.discover(), devices))
     served = ServedQueues()
     queues = [queue for queue in served.under(role).values() if isinstance(queue, str)]
     names = tuple(queue.partition(".")[2] for queue in queues)
@@ -248,6 +254,7 @@ def join(role: Role, line: str) -> None:
         device=served.device_name(queues),
         environments=names if role == "eval" else (),
         toolchains=names if role == "compile" else (),
+        processes=min(processes, MAX_PROCESSES),
     )
     os.environ.update(ask(line, role, facts))
     get_settings.cache_clear()

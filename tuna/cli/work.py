@@ -87,7 +87,7 @@ def worker(
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
     if line := members.join_line(line):
-        api.join(role, line)
+        api.join(role, line, processes, devices=devices)
     start_worker(role, processes, devices=devices, session_id=session_id, once=once)
 
 

@@ -142,6 +142,7 @@ class Gate:
             environments=request.facts.environments if request.role == "eval" else (),
             toolchains=request.facts.toolchains if request.role == "compile" else (),
             password=_sha256(password),
+            processes=request.facts.processes,
         )
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:

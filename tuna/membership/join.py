@@ -30,6 +30,8 @@ Role = Literal["compile", "eval"]
 #: Expiry of an unanswered request.
 REQUEST_TTL_S = 60
 _POLL_S = 0.2
+#: Chunks that one member may do at a time; of further processes it has no use.
+MAX_PROCESSES = 256
 _TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
 
 
@@ -42,6 +44,7 @@ class Facts(BaseModel):
     device: str = Field("", max_length=255)
     environments: tuple[str, ...] = Field((), max_length=64)  #: keys of the environments that it measures in
     toolchains: tuple[str, ...] = Field((), max_length=64)
+    processes: int = Field(1, ge=1, le=MAX_PROCESSES)  #: chunks that it can do at a time
 
 
 class Request(BaseModel):

@@ -29,6 +29,7 @@ class NewWorker:
     environments: tuple[str, ...]
     toolchains: tuple[str, ...]
     password: str  #: SHA-256 (hex) of its Redis password
+    processes: int  #: chunks that it can do at a time
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
             device=worker.device,
             environment=",".join(worker.environments),
             toolchain=json.dumps(worker.toolchains),
+            processes=worker.processes,
             state="active",
             joined_at=utc_now(),
             seen_at=utc_now(),
@@ -102,6 +104,7 @@ def members(connection: sa.Connection, *, include_former: bool = False) -> list[
             tuple(filter(None, row.environment.split(","))),
             tuple(json.loads(row.toolchain)),
             row.password,
+            row.processes,
             row.state,
             row.joined_at,
             row.seen_at,

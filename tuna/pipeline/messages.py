@@ -43,6 +43,7 @@ class ReportKind(str, Enum):
     RESULTS = "results"  #: some items are done
     FINISHED = "finished"  #: all items are done (with the last results) and the lease is released
     RETURNED = "returned"  #: the worker returns the items without result, uncharged
+    LOST = "lost"  #: from a member: the process that ran it died; its lease is to expire now
 
 
 class Report(_Message):

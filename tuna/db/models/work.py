@@ -221,6 +221,7 @@ class Worker(Base):
     device: Mapped[str] = text(255)
     environment: Mapped[str] = mapped_column(LongText)  #: keys, comma-separated; empty for compile workers
     toolchain: Mapped[str] = mapped_column(LongText)  #: JSON list; empty for eval workers
+    processes: Mapped[int] = mapped_column(default=1, server_default="1")  #: chunks that it can do at a time
     state: Mapped[str] = text(16)  #: active, cordoned, draining, gone or revoked
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
