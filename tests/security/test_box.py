@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -88,6 +89,20 @@ def test_without_a_box_most_of_it_is_open(acts: Path, place: Place, victim: psut
     done = run([str(acts), *words], timeout_s=LIMIT_S, box=None)
     open_here = {line.partition(":")[0] for line in done.output.splitlines() if line.endswith("DONE")}
     assert {"read", "tcp", "ptrace"} <= open_here
+
+
+def test_a_box_with_a_network_opens_connections_and_nothing_else(acts: Path, place: Place, listener: str) -> None:
+    """For clients of other machines, such as boards behind TVM RPC."""
+    with socket.socket(socket.AF_UNIX) as server:
+        address = place.home / "redis.sock"
+        server.bind(os.path.relpath(address))
+        server.listen()
+        wanted: dict[str, object] = {
+            "tcp": listener, "tcp6": 0, "netlink": 0, "unix": address, "read": place.secret, "session": 0, "io_uring": 0,
+        }  # fmt: skip
+        place.box = replace(place.box, network=True)
+        found = perform(acts, wanted, place)
+    assert {name for name, said in found.items() if said == "DONE"} == {"tcp", "tcp6"}
 
 
 def test_the_mode_of_a_file_does_not_change(acts: Path, place: Place) -> None:

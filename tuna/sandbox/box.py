@@ -34,6 +34,8 @@ _SYSTEM = (
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
 )  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+#: What looking up the name of another machine reads.
+_RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
 #: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm and nvidia-caps.
 _GPUS = ("kfd", "dri", "nvidia*")
 #: Files that a child may have open at a time.
@@ -50,6 +52,7 @@ class Box:
     writable: Sequence[Path] = ()
     readable: Sequence[Path] = ()
     gpus: bool = False
+    network: bool = False  #: connections that it opens, over IPv4 and IPv6; it accepts none
 
 
 def lacking() -> list[str]:
@@ -87,7 +90,8 @@ def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
         return None
     check(settings)
     abi = landlock.version()
-    return {"landlock": abi, "seccomp": seccomp.available(), "rules": list(_rules(box, env, settings)) if abi else []}
+    rules = list(_rules(box, env, settings)) if abi else []
+    return {"landlock": abi, "seccomp": seccomp.available(), "rules": rules, "network": box.network}
 
 
 def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
@@ -114,7 +118,8 @@ def at_home(box: Box | None, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tuple[str, int]]:
-    libraries = [*_SYSTEM, *_python(), *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
+    system = (*_SYSTEM, *_RESOLVER) if box.network else _SYSTEM
+    libraries = [*system, *_python(), *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
     named = [os.path.realpath(settings.rocm_path), *_split(settings.sandbox_read)]
     hidden = _hidden(settings)
     for path in dict.fromkeys([*libraries, *named]):

@@ -52,7 +52,7 @@ def _close(box: Mapping[str, Any]) -> None:
     if box["landlock"]:
         landlock.restrict(((str(path), int(rights)) for path, rights in box["rules"]), box["landlock"])
     if box["seccomp"]:
-        seccomp.restrict(box["landlock"])
+        seccomp.restrict(box["landlock"], network=box["network"])
     _drop_capabilities()
 
 

@@ -83,6 +83,10 @@ _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _NAMESPACES = 0x80 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
+#: AF_INET and AF_INET6 are 2 and 10: the same but for this bit.
+_AF_INET, _ANY_INET = 2, 0xFFFFFFFF ^ 8
+#: What a process needs to connect to another machine.
+_CONNECTING = ("socket", "connect")
 
 _installed = False
 
@@ -154,11 +158,16 @@ def available() -> bool:
     return os.uname().machine in _MACHINES and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def restrict(abi: int) -> None:
-    """Refuse this process what the first sentences say; `abi` is Landlock's version, as applied. Raises OSError."""
+def restrict(abi: int, *, network: bool = False) -> None:
+    """Refuse this process what the first sentences say; `abi` is Landlock's version, as applied. Raises OSError.
+
+    With `network` it may open connections over IPv4 and IPv6; it still accepts none.
+    """
     global _installed
     made = Filter(os.uname().machine)
-    made.refuse(_REFUSED)
+    made.refuse(name for name in _REFUSED if not (network and name in _CONNECTING))
+    if network:
+        made.refuse_if("socket", made.differs(0, _AF_INET, _ANY_INET))
     made.refuse(_WITHOUT_EFFECT, 0)
     made.refuse(_UNKNOWN, errno.ENOSYS)
     made.refuse_if("clone", made.has(0, _NAMESPACES))

@@ -1,0 +1,158 @@
+"""TVM's RPC tracker, asked with a deadline, and sessions with the boards that it lists.
+
+TVM's own client waits for a tracker without limit. Its protocol is small (tvm/rpc/base.py): both sides send a magic number, then
+messages of a length of 4 bytes and JSON, answered in turn. `connect` alone imports TVM; it waits in C++ where no deadline holds,
+so it is called in a child process that can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.sentences import choices
+
+_MAGIC = struct.pack("<i", 0x2F271)
+_REQUEST, _SUMMARY = 4, 6
+_SUCCESS = 0
+#: A longer answer is not a tracker's.
+_MAX_ANSWER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a board that a tracker gave away is served: the match key admits one client, once."""
+
+    host: str
+    port: int
+    match_key: str
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """The address of a tracker."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tracker:
+        """Of `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
+        host, mark, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not mark or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise BadInput(f"{text!r} is not of the form HOST:PORT.")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def boards(self, timeout_s: float) -> Mapping[str, int]:
+        """How many boards are registered with each device key, free or not; raises ServiceError.
+
+        A board that vanished without closing its connection is still among them.
+        """
+        answer = self._ask([_SUMMARY], timeout_s)
+        try:
+            return Counter(str(entry["key"]).removeprefix("server:") for entry in answer["server_info"])
+        except (KeyError, TypeError):
+            raise self._is_none() from None
+
+    def check_key(self, key: str, timeout_s: float) -> None:
+        """Raise NotFound if no board has this device key, ServiceError if the tracker does not answer."""
+        found = self.boards(timeout_s)
+        if key not in found:
+            raise NotFound(
+                f"The tracker {self} has no board with the device key {key!r}.",
+                hint=f"{choices(key, found, 'device keys')}; start one: `python -m tvm.exec.rpc_server --tracker={self} "
+                f"--key={key}`",
+            )
+
+    def request(self, key: str, timeout_s: float) -> Place:
+        """A free board with this device key; the caller's until its session ends. Raises ServiceError."""
+        answer = self._ask([_REQUEST, key, "", 1], timeout_s, waits_for=key)
+        try:
+            host, port, match_key = answer
+            return Place(str(host), int(port), str(match_key))
+        except (TypeError, ValueError):
+            raise self._is_none() from None
+
+    def _ask(self, message: list[Any], timeout_s: float, *, waits_for: str = "") -> Any:
+        deadline = time.monotonic() + timeout_s
+        answered = False
+        try:
+            with socket.create_connection((self.host, self.port), timeout_s) as connection:
+                connection.sendall(_MAGIC)
+                if _received(connection, len(_MAGIC), deadline) != _MAGIC:
+                    raise self._is_none()
+                answered = True
+                text = json.dumps(message).encode()
+                connection.sendall(struct.pack("<i", len(text)) + text)
+                (size,) = struct.unpack("<i", _received(connection, 4, deadline))
+                if not 0 < size <= _MAX_ANSWER_BYTES:
+                    raise self._is_none()
+                status, *rest = json.loads(_received(connection, size, deadline))
+        except TimeoutError:
+            if answered and waits_for:
+                raise ServiceError(
+                    f"No board with the device key {waits_for!r} became free within {timeout_s:g} s.",
+                    hint="another client holds it, or it vanished; see `python -m tvm.exec.query_rpc_tracker`",
+                ) from None
+            raise ServiceError(f"The tracker {self} does not answer within {timeout_s:g} s.") from None
+        except OSError as error:
+            raise ServiceError(
+                f"The tracker {self} cannot be reached: {error.strerror or error}.",
+                hint="start one: `python -m tvm.exec.rpc_tracker --host=0.0.0.0 --port=9190`",
+            ) from error
+        except (ValueError, TypeError, struct.error):
+            raise self._is_none() from None
+        if status != _SUCCESS or not rest:
+            raise ServiceError(f"The tracker {self} refused the request.")
+        return rest[0]
+
+    def _is_none(self) -> ServiceError:
+        return ServiceError(f"{self} does not answer as a TVM RPC tracker does.")
+
+
+def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly so many bytes; raises OSError, TimeoutError included."""
+    found = b""
+    while len(found) < size:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        chunk = connection.recv(size - len(found))
+        if not chunk:
+            raise ConnectionResetError("it closed the connection")
+        found += chunk
+    return found
+
+
+def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> Any:
+    """A `tvm.rpc.RPCSession` with a free board, which the board ends after `lease_s` seconds. Raises ServiceError.
+
+    The tracker is asked for up to `timeout_s`; the connection to the board itself has no limit but that of this process.
+    """
+    from tvm import rpc
+
+    place = tracker.request(key, timeout_s)
+    try:
+        return rpc.connect(place.host, place.port, place.match_key, session_timeout=lease_s)
+    except Exception as error:  # TVM raises whatever its C++ does
+        raise ServiceError(
+            f"The board {key!r} at {place.host}:{place.port} cannot be reached: {last_line(error)}."
+        ) from error
+
+
+def last_line(error: BaseException) -> str:
+    """What TVM's error says, without the trace that stands before it, and without a full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__).rstrip(".: ")
