@@ -12,6 +12,7 @@ from tuna.artifact_cache import ArtifactCache
 from tuna.artifact_files import UrlFiles
 from tuna.artifacts import Artifacts
 from tuna.settings import Settings
+from tuna.signatures import Keys
 
 
 def _name(data: bytes) -> str:
@@ -65,12 +66,12 @@ def test_a_store_elsewhere_is_asked_once(tmp_path: Path, monkeypatch: pytest.Mon
     files, asked = UrlFiles(f"memory://{tmp_path.name}"), list[str]()
     read = files.read
     monkeypatch.setattr(files, "read", lambda name: asked.append(name) or read(name))
-    store = Artifacts(files, tmp_path, b"k" * 32, bound)
+    store = Artifacts(files, tmp_path, Keys.of_secret("6b" * 32), bound)
     digest = store.put(b"code")
     asked.clear()
     assert [store.get(digest) for _ in range(3)] == 3 * [b"code"]
     assert len(asked) == (2 if bound else 6), "the bytes and their signature"
-    other = Artifacts(files, tmp_path, b"o" * 32, bound)
+    other = Artifacts(files, tmp_path, Keys.of_secret("6f" * 32), bound)
     with pytest.raises(KeyError, match="signature"):
         other.get(digest)
 

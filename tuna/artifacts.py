@@ -1,9 +1,8 @@
-"""The artifact store: content-addressed (SHA-256) compiled code, signed by the member that compiled it."""
+"""The artifact store: content-addressed (SHA-256) compiled code, signed by those who hold the private key."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,52 +11,61 @@ from tuna.artifact_cache import ArtifactCache
 from tuna.artifact_files import MAX_BYTES as MAX_BYTES
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
+from tuna.signatures import Keys
 
 
 class ArtifactRefused(KeyError):
-    """The artifact exists but has no valid signature of a member."""
+    """The artifact exists but has no valid signature by an accepted key."""
 
     def __str__(self) -> str:
         return f"{self.args[0]} (its signature is missing or invalid)"
 
 
 class Artifacts:
-    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with a key, the signature.
+    """Bytes by their SHA-256 (hex), verified on every read against the digest and, with keys, the signature.
 
-    A signature is the HMAC-SHA256 of digest and bytes, in hex, in a file `<digest>.<key id>` beside the bytes.
+    A signature is Ed25519 (see `signatures`), in a file `<digest>.<key id>` beside the bytes. One whose keys only verify
+    writes bytes without a signature, which others refuse until one that signs has put the same bytes. Bytes are read once
+    and verified in memory: who needs a file writes what it got into its private folder.
     """
 
-    def __init__(self, files: Files | str, cache: Path, key: bytes = b"", cache_bytes: int = 0) -> None:
+    def __init__(self, files: Files | str, cache: Path, keys: Keys | None = None, cache_bytes: int = 0) -> None:
         """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a folder of this machine.
 
-        `cache_bytes`: its bound, of all keys together; 0: no copies are kept.
+        `keys`: None signs and verifies nothing; those of a process may be replaced at any time. `cache_bytes`: the bound of
+        the copies, of all keys together; 0: none are kept.
         """
         self._files = UrlFiles(files) if isinstance(files, str) else files
-        self._key = key
-        key_id = hashlib.sha256(key).hexdigest()[:8]
-        self._suffix = f".{key_id}"
-        # By key, since a signature is verified only before bytes are copied.
-        self._cache = ArtifactCache(cache / key_id, cache_bytes if self._files.is_remote else 0)
+        self._folder, self._bound_bytes = cache, cache_bytes if self._files.is_remote else 0
+        self._keyed = _keyed(keys, cache, self._bound_bytes)
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, namespace: str = "", key: str = "", *, cached: bool = False
+        cls, settings: Settings, namespace: str = "", keys: Keys | None = None, *, cached: bool = False
     ) -> Artifacts:
         """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
 
-        `key` (hex) is the signing key; TUNA_ARTIFACTS_KEY overrides it. Without a key nothing is signed or verified.
         `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
         """
-        signing_key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else key
         url = store_url(settings)
         files = url or RedisFiles(
             redis_client.retrying_client(_redis_of(settings)), namespace, settings.artifacts_mib << 20
         )
         bound_bytes = settings.cache_mib << 20 if cached else 0
-        return cls(files, settings.home / "cache" / "artifacts", bytes.fromhex(signing_key), bound_bytes)
+        return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes)
+
+    @property
+    def keys(self) -> Keys | None:
+        """The keys that sign and verify; None: nothing is signed or verified."""
+        return self._keyed[0]
+
+    @keys.setter
+    def keys(self, keys: Keys | None) -> None:
+        if keys != self.keys:
+            self._keyed = _keyed(keys, self._folder, self._bound_bytes)
 
     def put(self, data: bytes) -> str:
-        """Store `data` atomically; returns its SHA-256 (hex)."""
+        """Store `data` atomically, signed with the current key; returns its SHA-256 (hex)."""
         digest = hashlib.sha256(data).hexdigest()
         if self._files.expires or not self._is_good(digest):
             self._write(digest, data)
@@ -67,18 +75,21 @@ class Artifacts:
         """Write some bytes, also where they are there already, and read them again; raises StoreUnavailable."""
         digest = hashlib.sha256(data).hexdigest()
         self._write(digest, data)
-        same = self._read(digest) == data
+        same = self._read(digest, self.keys) == data
         self.release([digest])
         return same
 
     def _write(self, digest: str, data: bytes) -> None:
-        if self._key:  # signature first, so that the bytes never exist without one
-            self._files.write(digest + self._suffix, self._signature(digest, data))
+        keys = self.keys
+        if keys is not None and keys.signs:  # signature first, so that the bytes never exist without one
+            self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
         self._files.write(digest, data)
 
     def _is_good(self, digest: str) -> bool:
+        """Whether the bytes are there, signed with the current key."""
+        keys = self.keys
         try:
-            self._read(digest)
+            self._read(digest, keys and Keys(keys.public[:1]))
         except KeyError:
             return False
         return True
@@ -86,28 +97,32 @@ class Artifacts:
     def get(self, digest: str) -> bytes:
         """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
         _check(digest)
-        data = self._cache.get(digest)
+        keys, cache = self._keyed
+        data = cache.get(digest)
         if data is None:
-            data = self._read(digest)
-            self._cache.put(digest, data)
+            data = self._read(digest, keys)
+            cache.put(digest, data)
         return data
 
-    def _read(self, digest: str) -> bytes:
-        """The bytes in the store, verified."""
+    def _read(self, digest: str, keys: Keys | None) -> bytes:
+        """The bytes in the store, verified with these keys."""
         try:
             data = self._files.read(digest)
         except FileNotFoundError:
             raise KeyError(digest) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise KeyError(digest)
-        if self._key:
-            try:
-                signature = self._files.read(digest + self._suffix)
-            except FileNotFoundError:
-                raise ArtifactRefused(digest) from None
-            if not hmac.compare_digest(signature, self._signature(digest, data)):
-                raise ArtifactRefused(digest)
+        if keys is not None and not any(self._is_signed(digest, keys, key_id) for key_id in keys.ids):
+            raise ArtifactRefused(digest)
         return data
+
+    def _is_signed(self, digest: str, keys: Keys, key_id: str) -> bool:
+        """Whether there is a valid signature by the key of this id."""
+        try:
+            signature = self._files.read(f"{digest}.{key_id}")
+        except FileNotFoundError:
+            return False
+        return keys.is_valid(signature, digest, key_id)
 
     def prepare(self) -> None:
         """Mark the store for `check`; a coordinator does so before it publishes work."""
@@ -116,11 +131,6 @@ class Artifacts:
     def check(self) -> None:
         """Raise StoreUnavailable unless a coordinator prepared this store."""
         self._files.check()
-
-    @property
-    def signs(self) -> bool:
-        """Whether it has a signing key."""
-        return bool(self._key)
 
     def release(self, digests: Iterable[str]) -> None:
         """Let these artifacts expire early, where the store expires entries: no job needs them."""
@@ -135,11 +145,14 @@ class Artifacts:
         self._files.renew(self._names(digests))
 
     def _names(self, digests: Iterable[str]) -> list[str]:
-        """The files of artifacts; without a key there is no signature, and no harm in naming it."""
-        return [name for digest in digests for name in (digest, digest + self._suffix)]
+        """The files of artifacts, signatures by former keys included; there is no harm in naming those that are not there."""
+        suffixes = ("", *(f".{key_id}" for key_id in self.keys.ids)) if self.keys else ("",)
+        return [digest + suffix for digest in digests for suffix in suffixes]
 
-    def _signature(self, digest: str, data: bytes) -> bytes:
-        return hmac.new(self._key, digest.encode() + b"\n" + data, hashlib.sha256).hexdigest().encode()
+
+def _keyed(keys: Keys | None, folder: Path, bound_bytes: int) -> tuple[Keys | None, ArtifactCache]:
+    """Keys and the copies that were verified with them, for no signature is verified when a copy is used."""
+    return keys, ArtifactCache(folder / ("-".join(keys.ids) if keys else "unsigned"), bound_bytes)
 
 
 def store_url(settings: Settings) -> str:

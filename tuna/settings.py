@@ -28,6 +28,8 @@ from tuna.tls import checked
 _MAX_FILE_BYTES = 1 << 20
 #: Highest core number: Linux supports 8192 cores (NR_CPUS).
 _MAX_CPU = 8191
+#: Shortest signing key.
+_KEY_BYTES = 16
 
 
 def _cpu_set(value: str) -> str:
@@ -37,9 +39,11 @@ def _cpu_set(value: str) -> str:
 
 def _hex(value: SecretStr) -> SecretStr:
     try:
-        bytes.fromhex(value.get_secret_value())
+        key = bytes.fromhex(value.get_secret_value())
     except ValueError:
         raise ValueError("it is not hexadecimal") from None
+    if len(key) < _KEY_BYTES:
+        raise ValueError(f"it has less than {2 * _KEY_BYTES} digits, so it could be guessed")
     return value
 
 

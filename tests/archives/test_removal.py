@@ -29,6 +29,7 @@ from tuna.db.models import (
 )
 from tuna.errors import BadInput, NotFound
 from tuna.golden import explain
+from tuna.signatures import Keys
 
 #: Of the first release: sessions with results in golden versions, and those without.
 OWN = ("job", "trial", "step_result", "find_db", "find_db_kernel", "solver_applicability")
@@ -115,7 +116,7 @@ def test_jobs_with_workers_and_drafts_are_in_the_way(source: sa.Engine, engine: 
 def test_only_artifacts_that_no_other_job_needs_are_removed(engine: sa.Engine, tmp_path: Path) -> None:
     """Neither from SQL nor from the store."""
     session_id = make_jobs(engine, 1, solvers=["Noop0", "Noop1"])
-    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c", b"k" * 32)
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c", Keys.of_secret("6b" * 32))
     mine, shared, winner, shared_winner = (store.put(text) for text in (b"mine", b"shared", b"winner", b"winner too"))
     with writing(engine) as connection:
         other = connection.execute(sa.select(Session.environment_id)).scalar_one()

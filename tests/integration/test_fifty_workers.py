@@ -39,6 +39,7 @@ from tuna.pipeline.runner import Runner
 from tuna.pipeline.serving import SessionWork
 from tuna.queues import queue_name
 from tuna.settings import Settings
+from tuna.signatures import Keys
 from tuna.testing.noop import NoopLibrary
 from tuna.testing.servers import redis_server, with_password
 from tuna.vocabulary import Cause, Resource
@@ -75,11 +76,12 @@ class Worker(threading.Thread):
         settings = Settings(
             home=self._home,
             broker_url=self.told["TUNA_BROKER_URL"],
-            artifacts_key=self.told["TUNA_ARTIFACTS_KEY"],
             lease_s=float(self.told["TUNA_LEASE_S"]),
         )
         client: redis.Redis = redis.Redis.from_url(self.told["TUNA_BROKER_URL"])
-        artifacts = Artifacts.from_settings(settings, self.told["TUNA_NAMESPACE"])
+        artifacts = Artifacts.from_settings(
+            settings, self.told["TUNA_NAMESPACE"], Keys.of_secret(self.told["TUNA_ARTIFACTS_KEY"])
+        )
         context = RunContext(artifacts=artifacts, scratch=self._home, cpus=())
         runner = Runner(client, settings.lease_s, context, self.member)
         queue = queue_name(self._role == "eval", HOME.toolchain, HOME.key)

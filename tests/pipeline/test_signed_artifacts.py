@@ -7,21 +7,25 @@ from pathlib import Path
 
 import pytest
 import redis
+import sqlalchemy as sa
 from fsspec.implementations.local import LocalFileSystem
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import ArtifactRefused, Artifacts, store_url
+from tuna.db import sessions
+from tuna.db.engine import reading
 from tuna.errors import BadInput, StorageFull, StoreUnavailable
 from tuna.libraries.items import WorkItem
-from tuna.membership.announcements import signing_key_name, store_name, with_store
+from tuna.membership.announcements import signer_key, store_name, with_store
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.worker_process import WorkerProcess
 from tuna.settings import Settings, get_settings
+from tuna.signatures import Keys
 
-KEY, OTHER = b"k" * 32, b"o" * 32
+KEY, OTHER = Keys.of_secret("6b" * 32), Keys.of_secret("6f" * 32)
 
 
 @pytest.fixture(params=["folder", "redis"])
@@ -60,7 +64,7 @@ def test_a_changed_signature_and_changed_bytes_are_refused_and_mended_by_the_nex
 ) -> None:
     member = Artifacts(files, tmp_path, KEY)
     digest = member.put(b"code")
-    suffix = member._suffix
+    suffix = f".{KEY.ids[0]}"
     other = member.put(b"other code")
     for name, data in (
         (digest + suffix, b"0" * 64),
@@ -135,21 +139,25 @@ def test_a_worker_without_settings_of_its_own_takes_the_coordinators_store(
     assert with_store(redis_client, bare, "n").artifacts_url == "s3://bucket/there"
     redis_client.set(store_name("n"), "")
     assert store_url(with_store(redis_client, bare, "n")) == "", "in Redis"
-    for told in (Settings(home=tuna_home, artifacts_url="memory://x"), Settings(home=tuna_home, artifacts_key="ab")):
+    for told in (
+        Settings(home=tuna_home, artifacts_url="memory://x"),
+        Settings(home=tuna_home, artifacts_key="ab" * 32),
+    ):
         assert with_store(redis_client, told, "other") is told
 
 
-def test_the_key_of_the_settings_wins_and_must_be_hexadecimal(tuna_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Artifacts.from_settings(Settings(home=tuna_home, artifacts_key=KEY.hex()), "n", OTHER.hex())
-    digest = told.put(b"code")
-    assert Artifacts.from_settings(Settings(home=tuna_home), "n", KEY.hex()).get(digest) == b"code"
-    with pytest.raises(ArtifactRefused):
-        Artifacts.from_settings(Settings(home=tuna_home), "n", OTHER.hex()).get(digest)
-    monkeypatch.setenv("TUNA_ARTIFACTS_KEY", "secret words")
-    get_settings.cache_clear()
-    with pytest.raises(BadInput, match="TUNA_ARTIFACTS_KEY") as error:
-        get_settings()
-    assert "secret words" not in str(error.value)
+def test_the_key_of_the_settings_wins_and_must_be_long_and_hexadecimal(
+    engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reading(engine) as connection:
+        told = sessions.artifact_keys(connection, Settings(home=tuna_home, artifacts_key=KEY.secret))
+        assert told == KEY != sessions.artifact_keys(connection, Settings(home=tuna_home))
+    for value in ("secret words", "abcd"):
+        monkeypatch.setenv("TUNA_ARTIFACTS_KEY", value)
+        get_settings.cache_clear()
+        with pytest.raises(BadInput, match="TUNA_ARTIFACTS_KEY") as error:
+            get_settings()
+        assert value not in str(error.value)
 
 
 def test_a_folder_that_no_coordinator_prepared_is_not_the_store(tmp_path: Path) -> None:
@@ -204,5 +212,5 @@ def test_a_worker_that_finds_no_key_builds_nothing_that_others_would_refuse(
     for number in ("1", "2"):
         leases.open([number])
         ends.append(process.run_chunk(Chunk(id=number, items=(item,), **facts).model_dump_json()))
-        redis_client.set(signing_key_name("n"), "00" * 32)
+        redis_client.set(signer_key("n"), KEY.to_json())
     assert ends == ["refused", "finished"]

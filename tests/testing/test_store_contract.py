@@ -15,10 +15,11 @@ import redis
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.artifacts import Artifacts
 from tuna.errors import StorageFull
+from tuna.signatures import Keys
 from tuna.testing.contracts.store import StoreContract
 
 Overwrite = Callable[[str, bytes | None], None]
-KEY = b"k" * 32
+KEY = Keys.of_secret("6b" * 32)
 
 
 def _no_space(*_: object, **__: object) -> None:
@@ -26,7 +27,7 @@ def _no_space(*_: object, **__: object) -> None:
 
 
 class _OurStore(StoreContract):
-    key = b""
+    key: Keys | None = None
 
     @pytest.fixture
     def files(self) -> Files:

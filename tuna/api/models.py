@@ -137,5 +137,7 @@ def artifacts_of_models() -> Artifacts:
     from tuna.db.engine import reading
     from tuna.settings import get_settings
 
+    settings = get_settings()
     with reading(open_database()) as connection:
-        return Artifacts.from_settings(get_settings(), sessions.namespace(connection), sessions.secret(connection))
+        keys = sessions.artifact_keys(connection, settings)
+        return Artifacts.from_settings(settings, sessions.namespace(connection), keys)

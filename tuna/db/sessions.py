@@ -14,6 +14,8 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import Environment
+from tuna.settings import Settings
+from tuna.signatures import Keys
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ def namespace(connection: sa.Connection) -> str:
     return connection.execute(sa.select(Installation.namespace)).scalar_one()
 
 
-def secret(connection: sa.Connection) -> str:
-    """The artifact signing key (hex) of this installation."""
-    return connection.execute(sa.select(Installation.secret)).scalar_one()
+def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
+    """The keys that sign and verify artifacts: those of TUNA_ARTIFACTS_KEY, else this installation's."""
+    if settings.artifacts_key is not None:
+        return Keys.of_secret(settings.artifacts_key.get_secret_value())
+    return Keys.of_secret(connection.execute(sa.select(Installation.secret)).scalar_one())

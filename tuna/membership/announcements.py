@@ -1,10 +1,11 @@
-"""What coordinators tell workers in Redis: namespaces, signing key, artifact store, orders.
+"""What coordinators tell workers in Redis: namespaces, keys of artifacts, artifact store, orders.
 
 Keys, under `tuna:{<namespace>}:` but for the first:
 
     tuna:namespaces  set     the namespaces of all coordinators: a worker that has had no chunk yet does not know which
                              database it serves, so it sends heartbeats to all of them
-    signing          string  the artifact signing key, for workers that did not get it on joining
+    signer           string  `Keys` of artifacts as JSON, the secret included, for workers that did not join with a token;
+                             those that did read the public ones at `public` (see `keys`)
     store            string  the artifact store URL, for the same workers; empty if Redis holds the artifacts
     order:<worker>   string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that worker
 """
@@ -16,22 +17,32 @@ from typing import cast
 import redis
 
 from tuna.errors import StoreUnavailable
+from tuna.membership.keys import prefix
 from tuna.settings import Settings
+from tuna.signatures import Keys
 
 NAMESPACES_KEY = "tuna:namespaces"
 
 
-def signing_key_name(namespace: str) -> str:
-    """Redis key of the artifact signing key; for workers that did not join with a token, which may read all of Redis."""
-    return f"tuna:{{{namespace}}}:signing"
+def signer_key(namespace: str) -> str:
+    """Redis key of the keys that sign artifacts; for workers that did not join with a token, which may read all of Redis."""
+    return f"tuna:{{{namespace}}}:signer"
 
 
-def signing_key(client: redis.Redis, settings: Settings, namespace: str) -> str:
-    """The artifact signing key (hex) of this worker; empty if neither the settings nor Redis have one."""
+def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Keys | None:
+    """The keys of artifacts of this worker: one that joined with a token only verifies; None before they are published.
+
+    Raises StoreUnavailable if what is published is nothing of this version.
+    """
     if settings.artifacts_key:
-        return settings.artifacts_key.get_secret_value()
-    found = client.get(signing_key_name(namespace))
-    return found.decode() if isinstance(found, bytes) else ""
+        return Keys.of_secret(settings.artifacts_key.get_secret_value())
+    joined = settings.namespace and settings.worker_name
+    found = client.get(f"{prefix(namespace, settings.worker_name)}public" if joined else signer_key(namespace))
+    try:
+        return Keys.from_json(found) if isinstance(found, bytes) else None
+    except ValueError as error:
+        hint = "run the same version of Tuna on all machines"
+        raise StoreUnavailable(f"The published keys of artifacts cannot be read: {error}.", hint=hint) from None
 
 
 def control_key(namespace: str, worker: str) -> str:

@@ -27,7 +27,7 @@ from tuna.artifacts import Artifacts, store_url
 from tuna.db import sessions
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.membership.announcements import NAMESPACES_KEY, signing_key_name, store_name
+from tuna.membership.announcements import NAMESPACES_KEY, signer_key, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import finals, needed_artifacts, reaper, server_errors
@@ -79,18 +79,17 @@ class Coordinator:
         self._refresh = refresh
         with reading(engine) as connection:
             self._namespace = namespace = sessions.namespace(connection)
-            self._key = sessions.secret(connection) if settings.artifacts_key is None else ""
+            self._keys = sessions.artifact_keys(connection, settings)
         self._leases = Leases(client, namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
-        key = settings.artifacts_key.get_secret_value() if settings.artifacts_key else self._key
-        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, key)
+        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, self._keys)
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
         self.publisher = Publisher(engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace)
         self._client = client
-        told = settings_of_members(settings, key)
+        told = settings_of_members(settings, self._keys.secret)
         admin = connect_admin(settings) if settings.redis_admin_url else None
         self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
         self._publish_bootstrap()
@@ -226,8 +225,8 @@ class Coordinator:
         """Publish namespace, key and store URL; repeated because Redis may have been flushed, or full the last time."""
         with redis_client.skip_if_full():
             self._client.sadd(NAMESPACES_KEY, self._namespace)
-            if self._key:
-                self._client.set(signing_key_name(self._namespace), self._key)
+            if self._settings.artifacts_key is None:  # else each worker is given it
+                self._client.set(signer_key(self._namespace), self._keys.to_json())
             url = store_url(self._settings).encode()
             before = self._client.set(store_name(self._namespace), url, get=True)
             if before not in (None, url):

@@ -21,7 +21,7 @@ from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
-from tuna.membership.announcements import namespaces, signing_key, with_store
+from tuna.membership.announcements import artifact_keys, namespaces, with_store
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.connection import connect
 from tuna.pipeline.devices import device_for
@@ -110,19 +110,17 @@ class WorkerProcess:
         if served != queue:
             return f"this machine serves {served}, the session needs {queue}"
         store = self._store(chunk.namespace, artifacts_url)
-        if not store.signs:  # Redis was wiped: other workers refuse artifacts without a signature
-            raise StoreUnavailable("No coordinator has published its signing key.", hint="it does so each second")
+        # They may have been rotated since the last chunk.
+        store.keys = artifact_keys(self._client, self._settings, chunk.namespace) or store.keys
+        if store.keys is None:  # Redis was wiped: other workers refuse artifacts without a signature
+            raise StoreUnavailable("No coordinator has published the keys of artifacts.", hint="it does so each second")
         store.check()
         return ""
 
     def _store(self, namespace: str, url: str | None) -> Artifacts:
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
-            key = signing_key(self._client, settings, namespace)
-            store = Artifacts.from_settings(settings, namespace, key, cached=True)
-            if not store.signs:
-                return store
-            self._artifacts[namespace, url] = store
+            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, cached=True)
         return self._artifacts[namespace, url]
 
     def _device_of(self, library: Library) -> DeviceHandle:
@@ -149,10 +147,9 @@ class WorkerProcess:
                 device=device,
             )
             health = Health([settings.home, self._scratch], device, self._mend)
-            runner = Runner(self._client, settings.lease_s, context, settings.worker_name, self._sender, health)
-            if not store.signs:
-                return runner
-            self._runners[key] = runner
+            self._runners[key] = Runner(
+                self._client, settings.lease_s, context, settings.worker_name, self._sender, health
+            )
         return self._runners[key]
 
 

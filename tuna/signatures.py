@@ -1,0 +1,103 @@
+"""Ed25519 keys of artifacts: who has the private key signs, who has only public keys verifies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+#: What is signed starts with this, so that no signature of anything else is taken for one of an artifact.
+_MESSAGE = b"tuna artifact\0"
+_SEED = b"tuna ed25519\0"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The public keys that verify artifacts, and the secret of the one that signs, if this process may sign."""
+
+    public: tuple[str, ...]  #: public keys in hex, the current one first, then former ones that are still accepted
+    secret: str = field(default="", repr=False)  #: the seed of the current one is made of it; hex
+
+    @classmethod
+    def of_secret(cls, secret: str, former: Iterable[str] = ()) -> Keys:
+        """The keys of one that signs; `former`: public keys that it still accepts, in hex."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        private = Ed25519PrivateKey.from_private_bytes(_seed(secret))
+        return cls((private.public_key().public_bytes_raw().hex(), *former), secret)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Keys:
+        """Parse what `to_json` wrote; raises ValueError for anything else."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.keys() != {"public", "secret"}:
+            raise ValueError("the keys of artifacts are not an object with public and secret")
+        public, secret = found["public"], found["secret"]
+        if not isinstance(public, list) or not public or not all(isinstance(key, str) for key in (*public, secret)):
+            raise ValueError("the keys of artifacts are not texts")
+        if any(len(bytes.fromhex(key)) != 32 for key in public):
+            raise ValueError("a public key of artifacts does not have 32 bytes")
+        bytes.fromhex(secret)
+        return cls(tuple(public), secret)
+
+    def to_json(self) -> str:
+        """As text, the secret included."""
+        return json.dumps({"public": self.public, "secret": self.secret})
+
+    @property
+    def verifier(self) -> Keys:
+        """These keys without the secret, for those who may not sign."""
+        return Keys(self.public)
+
+    @property
+    def signs(self) -> bool:
+        """Whether these keys can sign."""
+        return bool(self.secret)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """The id of each public key, the current one first."""
+        return tuple(map(key_id, self.public))
+
+    def sign(self, digest: str) -> bytes:
+        """The signature (64 bytes) of an artifact's SHA-256 (hex) with the current key; raises ValueError without a secret."""
+        if not self.secret:
+            raise ValueError("these keys only verify")
+        return self._private.sign(_MESSAGE + digest.encode())
+
+    def is_valid(self, signature: bytes, digest: str, signed_with: str) -> bool:
+        """Whether it is the signature of the digest by the accepted key with this id."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._verifiers[signed_with].verify(signature, _MESSAGE + digest.encode())
+        except (InvalidSignature, KeyError):
+            return False
+        return True
+
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(_seed(self.secret))
+
+    @cached_property
+    def _verifiers(self) -> dict[str, Ed25519PublicKey]:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        return {key_id(key): Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in self.public}
+
+
+def key_id(public: str) -> str:
+    """The id of a public key (hex): the first 8 hex digits of its SHA-256."""
+    return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:8]
+
+
+def _seed(secret: str) -> bytes:
+    return hashlib.sha256(_SEED + bytes.fromhex(secret)).digest()
