@@ -26,6 +26,7 @@ from tuna.db.models import (
 from tuna.errors import BadInput
 from tuna.golden.versions import GoldenState
 from tuna.pipeline import needed_artifacts
+from tuna.sentences import counted
 from tuna.vocabulary import IN_FLIGHT
 
 #: Results, and jobs with all that belongs to them, that are deleted in one transaction.
@@ -53,7 +54,7 @@ def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) 
     )
     if not cancels and (count := connection.execute(running).scalar_one()):
         raise BadInput(
-            f"Session {session_id} has {count} {'job' if count == 1 else 'jobs'} with workers or in queues.",
+            f"Session {session_id} has {counted(count, 'job')} with workers or in queues.",
             hint=f"cancel them: `tuna cancel --session-id {session_id}`, or add --cancel",
         )
     if drafts := _golden(connection, session_id, GoldenState.DRAFT):
