@@ -13,6 +13,7 @@ from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
+from tuna.reports.formats import size
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def list_sessions(as_json: bool) -> None:
         print_json([_document(one) for one in found])
         return
     rows = [
-        (one.id, one.library, one.reason, one.state, sum(one.jobs.values()), one.trials, _size(one.trial_bytes),
-         one.results, _size(one.artifact_bytes))
+        (one.id, one.library, one.reason, one.state, sum(one.jobs.values()), one.trials, size(one.trial_bytes),
+         one.results, size(one.artifact_bytes))
         for one in found
     ]  # fmt: skip
     columns = ("id", "library", "reason", "state", "jobs", "trials", "size", "results", "artifacts")
@@ -74,8 +75,8 @@ def show(session_id: int, as_json: bool) -> None:
         ("environment", f"{one.environment}, {one.arch}"),
         ("created", one.created_at.isoformat(timespec="seconds")),
         ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
-        ("trials", f"{one.trials}, {_size(one.trial_bytes)}"),
-        ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {_size(one.artifact_bytes)}"),
+        ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
+        ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {size(one.artifact_bytes)}"),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
     ):
         say(f"{name:12} {text}")
@@ -93,8 +94,8 @@ def archive(session_id: int, file: Path) -> None:
     counts = _Counts("archived")
     with ProgressView("archive") as view:
         header = api.archive_session(session_id, file, lambda *numbers: view.update(counts.of(*numbers)))
-    size = _size(file.stat().st_size)
-    say(f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {size}")
+    took = size(file.stat().st_size)
+    say(f"session {session_id} ({header.library}: {header.reason}), {counted(header.jobs, 'job')}: {file}, {took}")
 
 
 @session.command()
@@ -144,16 +145,6 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
 
 def _document(one: SessionSize) -> dict[str, object]:
     return {**asdict(one), "created_at": one.created_at.isoformat(), "golden": list(one.golden)}
-
-
-def _size(size_bytes: int) -> str:
-    """Bytes for people."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 @session.command("set")
