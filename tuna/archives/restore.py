@@ -125,7 +125,7 @@ class _Restoration:
                 self.ids[name] = self._merge(name, [self._translated(name, row) for row in batch[name]])
         if "session" in batch:
             self._session(*batch["session"])
-        for name in ("conv_config", "gemm_config", "batch_norm_config"):
+        for name in tables.DETAILS:
             self._shared(name, batch, ("config_id",))
         self._shared("config_tag", batch, ("tag", "config_id"))
         self._insert("solver_applicability", batch.get("solver_applicability", []))

@@ -13,11 +13,10 @@ import sqlalchemy as sa
 from tuna.db.models import Base
 from tuna.db.types import UtcDateTime
 
+#: The columns of each kind of config.
+DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
 #: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there already stays.
-SHARED = (
-    *("environment", "device", "solver", "kernel"),
-    *("config", "conv_config", "gemm_config", "batch_norm_config", "config_tag"),
-)
+SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
 OWN = ("session", "solver_applicability", "job", "step_result", "trial", "find_db", "find_db_kernel")
 _INT64 = 1 << 63
 #: Tables whose ids are the session's own.

@@ -20,7 +20,6 @@ from tuna.version import __version__
 
 #: Configs of a batch, with all their rows: what is in memory at a time.
 _CONFIGS = 50
-_DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
 
 
 def archive(
@@ -110,12 +109,11 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
         put_kernels(needed)
         put_for("config", "id", ids)
-        for name in (*_DETAILS, "config_tag"):
+        for name in (*tables.DETAILS, "config_tag"):
             put_for(name, "config_id", ids)
-        of_batch = [(tables.table(name), name) for name in ("solver_applicability", "job")]
-        jobs: list[Any] = []
-        for table, name in of_batch:
-            jobs = put(name, table.c.session_id == session_id, table.c.config_id.in_(ids))
+        pair = SolverApplicability
+        put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
+        jobs = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
         job_ids = [row.id for row in jobs]
         put_for("step_result", "job_id", job_ids)
         put_for("trial", "job_id", job_ids)
