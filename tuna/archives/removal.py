@@ -14,7 +14,6 @@ from tuna.db.models import (
     Config,
     FindDb,
     FindDbKernel,
-    Golden,
     GoldenEntry,
     GoldenKernel,
     Job,
@@ -24,7 +23,7 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.errors import BadInput
-from tuna.golden.versions import GoldenState
+from tuna.golden.versions import GoldenState, of_session
 from tuna.pipeline import needed_artifacts
 from tuna.sentences import counted
 from tuna.vocabulary import IN_FLIGHT
@@ -57,10 +56,10 @@ def check(connection: sa.Connection, session_id: int, *, cancels: bool = False) 
             f"Session {session_id} has {counted(count, 'job')} with workers or in queues.",
             hint=f"cancel them: `tuna cancel --session-id {session_id}`, or add --cancel",
         )
-    if drafts := _golden(connection, session_id, GoldenState.DRAFT):
+    if drafts := of_session(connection, session_id, GoldenState.DRAFT):
         raise BadInput(
-            f"The draft of golden version {drafts[0]} has results of session {session_id}, which its promotion looks at.",
-            hint=f"promote it first: `tuna golden promote {drafts[0].partition(' of ')[0]}`",
+            f"The draft of {drafts[0]} has results of session {session_id}, which its promotion looks at.",
+            hint=f"promote it first: `tuna golden promote {drafts[0].version}`",
         )
 
 
@@ -87,21 +86,10 @@ def delete(
         pass
     for attempt in retrying():
         with attempt, writing(engine) as connection:
-            done.golden = _golden(connection, session_id)
+            done.golden = tuple(f"{one.version} of {one.library}" for one in of_session(connection, session_id))
             if not done.golden:
                 connection.execute(sa.delete(Session).where(Session.id == session_id))
     return done
-
-
-def _golden(connection: sa.Connection, session_id: int, state: GoldenState | None = None) -> tuple[str, ...]:
-    query = (
-        sa.select(Golden.version, Golden.library)
-        .where(sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id))
-        .order_by(Golden.library, Golden.version)
-    )
-    if state is not None:
-        query = query.where(Golden.state == state.value)
-    return tuple(f"{row.version} of {row.library}" for row in connection.execute(query))
 
 
 def _delete_results(engine: sa.Engine, session_id: int, done: Deleted) -> bool:

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from tuna.db import jobs, sessions
 from tuna.db.engine import reading
-from tuna.db.models import Environment, FindDb, FindDbKernel, Golden, GoldenEntry, Job, Kernel, Session, Trial
+from tuna.db.models import Environment, FindDb, FindDbKernel, Job, Kernel, Session, Trial
 from tuna.errors import TunaError
+from tuna.golden.versions import of_session
 from tuna.libraries.registry import get_library
 from tuna.pipeline.states import is_open
 from tuna.vocabulary import IN_FLIGHT, State
@@ -78,8 +79,6 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     artifacts, artifact_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(Kernel.digest.in_(used.select()))
     ).one()
-    golden = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id)
-    versions = connection.execute(sa.select(Golden.version).where(golden).order_by(Golden.version)).scalars()
     return SessionSize(
         id=row.id,
         uuid=row.uuid,
@@ -95,7 +94,7 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         results=results,
         artifacts=artifacts,
         artifact_bytes=int(artifact_bytes or 0),
-        golden=tuple(versions),
+        golden=tuple(one.version for one in of_session(connection, row.id)),
     )
 
 

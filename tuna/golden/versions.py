@@ -60,6 +60,16 @@ def of_library(connection: sa.Connection, library: str, *, lock: bool = False) -
     return [_version(row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
+def of_session(connection: sa.Connection, session_id: int, state: GoldenState | None = None) -> list[Version]:
+    """Versions with results of a session, in `state` or in any, by number and without entry counts."""
+    has_entry = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == session_id)
+    query = sa.select(*_COLUMNS).where(has_entry).order_by(Golden.version)
+    return [
+        _version(row)
+        for row in connection.execute(query if state is None else query.where(Golden.state == state.value))
+    ]
+
+
 def find(connection: sa.Connection, version: int, library: str | None = None) -> Version:
     """The version with this number; raises NotFound, or BadInput if several libraries have it and none is given."""
     there = [_version(row) for row in connection.execute(sa.select(*_COLUMNS).order_by(Golden.library, Golden.version))]
