@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -30,6 +29,7 @@ from redis.retry import Retry
 from tuna import embedded_redis_guard
 from tuna.errors import ServiceError
 from tuna.private import make_home, own_folder
+from tuna.sandbox.python import bare_command
 
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
@@ -174,17 +174,10 @@ class EmbeddedRedis:
             "logfile": str(self._run_dir / "redis.log"),
         }
         arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
-        guard = [
-            sys.executable,
-            "-I",
-            "-S",
-            embedded_redis_guard.__file__,
-            str(lock),
-            str(self._run_dir / "redis.users"),
-        ]
+        users = str(self._run_dir / "redis.users")
         try:
             subprocess.Popen(
-                [*guard, program(), *arguments],
+                bare_command(embedded_redis_guard.__name__, str(lock), users, program(), *arguments),
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

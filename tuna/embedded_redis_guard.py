@@ -1,25 +1,24 @@
 """The parent of the embedded Redis server: ends it when the last process that uses it has ended, in whatever way.
 
-`python -I -S embedded_redis_guard.py LOCK_FD USERS_FILE PROGRAM ARG...` starts the program, which inherits the locked file
-LOCK_FD, waits until no process has a lock on USERS_FILE, and kills the program. If this process is killed, so is the program.
+`main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file LOCK_FD, waits until no
+process has a lock on USERS_FILE, and kills the program. If this process is killed, so is the program.
 
 Only the standard library is imported here, so that a start costs what Python costs.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
 import socket
-import sys
 
-_PR_SET_PDEATHSIG = 1
+from tuna.sandbox.parent import end_with_parent
 
 
-def main(lock: int, users_file: str, command: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Run the server until its last user has ended."""
+    lock, users_file, command = int(argv[0]), argv[1], argv[2:]
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
     server = _start(command)
     os.ftruncate(lock, 0)
@@ -36,12 +35,7 @@ def _start(command: list[str]) -> int:
     if pid:
         return pid
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() == parent:
+        if end_with_parent(parent=parent):
             os.execv(command[0], command)
     finally:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -24,10 +24,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from tuna.sandbox import landlock, seccomp
+from tuna.sandbox.parent import end_with_parent
 
 #: Attribute of a served module: the functions that answer, by the name of the request.
 Handlers = Mapping[str, Callable[..., dict[str, Any]]]
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -65,8 +66,7 @@ def _drop_capabilities() -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if not end_with_parent(parent=parent):
         raise SystemExit("the parent process is already gone")
 
 

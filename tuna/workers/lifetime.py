@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 
-_PR_SET_PDEATHSIG = 1
+from tuna.sandbox.parent import end_with_parent
+
 #: Set for workers that `tuna run` starts: they end with it, however it ends.
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
 #: Set for workers that shut down when their queues are empty.
@@ -21,10 +21,5 @@ def die_with_parent(role: str, *, always: bool = False) -> None:
     A worker does so only when its environment says that it was started by a `tuna run`. Linux only; elsewhere it does
     nothing, and the expiry of its leases makes late results of such a process harmless.
     """
-    if not always and not os.environ.get(WITH_PARENT):
-        return
-    number = signal.SIGKILL if role == "pool" else signal.SIGTERM
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    except (OSError, AttributeError):
-        return
+    if always or os.environ.get(WITH_PARENT):
+        end_with_parent(signal.SIGKILL if role == "pool" else signal.SIGTERM)
