@@ -91,16 +91,15 @@ def run_sessions(
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some meanwhile. `workers` says
-    which ones to start here for the libraries of the sessions.
-    `on_wait` is called with the seconds that interrupted workers have to finish what they do, `on_behind` with the number of
-    chunks of each other session that workers do before those of these sessions.
+    which ones to start here for the libraries of the sessions. `on_wait` is called with the seconds that interrupted workers
+    have to finish what they do, `on_behind` with the number of chunks of each other session that workers do before those of
+    these sessions.
     """
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
         for session_id in sorted(set(session_ids or ()) - {work.session_id for work in works}):
-            get_library(
-                sessions.get(connection, session_id).environment.library
-            )  # raises, for it is not installed here
+            library = sessions.get(connection, session_id).environment.library
+            get_library(library)  # raises, since it is not installed here
     for name in steps:
         if session_ids is not None and not any(name in {step.name for step in work.steps} for work in works):
             works[0].library.step(name)
