@@ -9,6 +9,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
+from sqlalchemy import event
 
 from tuna.artifacts import Artifacts
 from tuna.db import jobs, models, overview, sessions, solvers
@@ -243,6 +244,19 @@ def test_a_device_keeps_the_highest_peak_that_was_found_in_the_same_way(engine: 
         with reading(engine) as connection:
             found.append(tuple(connection.execute(sa.select(Device.peak_gflops, Device.peak_source)).one()))
     assert found == [(80.0, ""), (70.0, "fma"), (103.5, "fma"), (103.5, "fma"), (103.5, "fma")]
+
+
+def test_the_number_of_statements_does_not_grow_with_the_results_of_a_batch(engine: sa.Engine, drain: Drain) -> None:
+    make_jobs(engine, 6, steps="measure")
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
+    numbers = []
+    for limit in (1, 9, 50):
+        entries = _entries(_claim(engine, 1, "measure", limit), device=DeviceReport(name="d", peak_gflops=9.0))
+        sent.clear()
+        drain.write(entries)
+        numbers.append(len(sent))
+    assert numbers[1] == numbers[2], "the first batch also looks for the session's library"
 
 
 def test_a_lost_artifact_sends_the_job_back_to_its_first_step(engine: sa.Engine, drain: Drain) -> None:

@@ -170,7 +170,7 @@ class Winners:
         update = [name for row in list(rows.values())[:1] for name in row if name not in names]
         upsert(connection, FindDb, list(rows.values()), key=names, update=update)
         _write_kernels(connection, kernels)
-        write_devices(connection, jobs, results)
+        _write_devices(connection, jobs, results)
         return failed
 
     def _keep(
@@ -308,18 +308,17 @@ def _write_kernels(connection: sa.Connection, kernels: Mapping[tuple[int, int, i
         connection.execute(sa.insert(FindDbKernel), rows)
 
 
-def write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
+def _write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
     """The devices, each with the highest peak: a lower one was measured beside other work, or at a lower clock frequency."""
     seen: dict[tuple[int, str], tuple[float | None, str]] = {}
-    for result in results:
-        if result.device is not None:
-            session_id = jobs[result.job_id].session_id
-            environment_id = connection.execute(
-                sa.select(Session.environment_id).where(Session.id == session_id)
-            ).scalar_one()
-            key = (environment_id, result.device.name)
-            seen.setdefault(key, _peak(connection, *key))
-            seen[key] = _higher(seen[key], (result.device.peak_gflops, result.device.peak_source))
+    reported = [(jobs[result.job_id].session_id, result.device) for result in results if result.device is not None]
+    of_session = sa.select(Session.id, Session.environment_id).where(Session.id.in_({pair[0] for pair in reported}))
+    environments = {row.id: row.environment_id for row in connection.execute(of_session)} if reported else {}
+    known = _peaks(connection, set(environments.values()))
+    for session_id, device in reported:
+        key = (environments[session_id], device.name)
+        before = seen.get(key, known.get(key, (None, "")))
+        seen[key] = _higher(before, (device.peak_gflops, device.peak_source))
     rows = [
         {
             "environment_id": environment_id,
@@ -334,11 +333,13 @@ def write_devices(connection: sa.Connection, jobs: Mapping[int, JobRow], results
     upsert(connection, Device, rows, key=("environment_id", "name"), update=update)
 
 
-def _peak(connection: sa.Connection, environment_id: int, name: str) -> tuple[float | None, str]:
-    query = sa.select(Device.peak_gflops, Device.peak_source)
-    query = query.where(Device.environment_id == environment_id, Device.name == name)
-    found = connection.execute(query).one_or_none()
-    return (found.peak_gflops, found.peak_source) if found else (None, "")
+def _peaks(connection: sa.Connection, environment_ids: set[int]) -> dict[tuple[int, str], tuple[float | None, str]]:
+    """The peaks of the devices of environments."""
+    if not environment_ids:
+        return {}
+    query = sa.select(Device.environment_id, Device.name, Device.peak_gflops, Device.peak_source)
+    found = connection.execute(query.where(Device.environment_id.in_(environment_ids)))
+    return {(row.environment_id, row.name): (row.peak_gflops, row.peak_source) for row in found}
 
 
 def _higher(known: tuple[float | None, str], new: tuple[float | None, str]) -> tuple[float | None, str]:
