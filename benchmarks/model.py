@@ -97,7 +97,8 @@ class _Run:
 
     def _made(self, name: str, batch: int) -> Path:
         path = self._folder / f"{name}-{batch}.onnx"
-        words = [sys.executable, _MAKE, name, "-o", path, "--size", str(self._options.size), "--batch", str(batch)]
+        words = [sys.executable, str(_MAKE), name, "-o", str(path)]
+        words += ["--size", str(self._options.size), "--batch", str(batch)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,6 +95,12 @@ def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: R
     assert "no answer" in made[0].output_tail
     assert "tuna reproduce --library miopen --step miopen_find_compile" in made[0].reproduce
     assert "--target 'gfx908 120'" in made[0].reproduce
+
+
+def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:
+    target = "gfx908'; touch /tmp/X; '"
+    item = items("miopen_find_compile", [FIXED])[0].model_copy(update={"target": target})
+    assert shlex.split(MiopenLibrary().reproduce(item))[-2:] == ["--target", target]
 
 
 @pytest.mark.parametrize("number", [6, 11, 13])

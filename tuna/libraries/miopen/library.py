@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import socket
 import tempfile
 import time
@@ -148,7 +149,7 @@ class MiopenLibrary(Library):
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
         """As for every library, and for which device."""
-        return f"{super().reproduce(item)} --target '{item.target}'"
+        return f"{super().reproduce(item)} --target {shlex.quote(item.target)}"
 
 
 def _blocks(layers: Iterable[Layer]) -> Iterator[list[Layer]]:
