@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,6 +54,12 @@ class Artifacts:
         )
         bound_bytes = settings.cache_mib << 20 if cached else 0
         return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes)
+
+    def over(self, files: Files) -> Artifacts:
+        """The store of other files, with these keys and copies."""
+        other = copy.copy(self)
+        other._files = files
+        return other
 
     @property
     def keys(self) -> Keys | None:

@@ -1,12 +1,13 @@
 """All uses of undocumented parts of Celery and kombu.
 
 Read in Celery 5.7 (`celery/worker/{state,consumer/consumer,request}.py`, `celery/app/amqp.py`) and kombu 5.7
-(`kombu/transport/redis.py`). pyproject.toml pins these, and a test fails where others are installed: look at those files again,
-then change `READ_IN` and the pins together.
+(`kombu/transport/redis.py`, `kombu/transport/virtual/base.py`). pyproject.toml pins these, and a test fails where others are
+installed: look at those files again, then change `READ_IN` and the pins together.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,12 +24,42 @@ _PRIORITY_SEPARATOR, _PRIORITIES = "\x06\x16", (3, 6, 9)
 _EVENTS = "celeryev"
 
 
+def queue_keys(queue: str) -> list[str]:
+    """The Redis lists of a queue, one for each priority."""
+    return [queue, *(f"{queue}{_PRIORITY_SEPARATOR}{n}" for n in _PRIORITIES)]
+
+
 def broker_keys(queues: Iterable[str]) -> list[str]:
     """The Redis keys that a consumer of `queues` touches."""
     queues = list(queues)
-    keys = [name for queue in queues for name in (queue, *(f"{queue}{_PRIORITY_SEPARATOR}{n}" for n in _PRIORITIES))]
+    keys = [name for queue in queues for name in queue_keys(queue)]
     keys += [binding % queue for queue in [*queues, _EVENTS] for binding in _BINDINGS]
     return [*keys, *SHARED_BROKER_KEYS]
+
+
+def member_broker_keys(queue: str) -> list[str]:
+    """The same, without the prefix, of a member: with `member_broker_settings`, and `--without-heartbeat` and the like, so
+    that Celery publishes no events, which needs a channel."""
+    return [*queue_keys(queue), *(binding % queue for binding in _BINDINGS)]
+
+
+def member_broker_settings(prefix: str) -> dict[str, Any]:
+    """Celery's settings for the broker of a member, whose keys all start with `prefix`."""
+    return {
+        "broker_transport": _member_transport(),
+        # Without ack_emulation unacknowledged messages stand in the process alone: otherwise each consumer moves those of dead
+        # ones back, under a lock whose release is a script.
+        "broker_transport_options": {"global_keyprefix": prefix, "ack_emulation": False},
+    }
+
+
+@functools.cache
+def _member_transport() -> Any:
+    """Kombu's Redis transport, which does not put unacknowledged messages back: a coordinator deals their chunks again."""
+    from kombu.transport import redis
+
+    channel = type("Channel", (redis.Channel,), {"do_restore": False})
+    return type("Transport", (redis.Transport,), {"Channel": channel})
 
 
 def consumer(*args: Any, **options: Any) -> Any:

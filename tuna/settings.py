@@ -190,6 +190,11 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=toml)
 
     @property
+    def is_member(self) -> bool:
+        """True for a worker that joined with a token: it reaches its own keys of Redis and nothing else."""
+        return bool(self.namespace and self.worker_name)
+
+    @property
     def embedded_db(self) -> bool:
         """True if the database is the embedded SQLite file in TUNA_HOME."""
         return self.db_url is None

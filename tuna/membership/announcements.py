@@ -7,7 +7,7 @@ Keys, under `tuna:{<namespace>}:` but for the first:
     signer           string  `Keys` of artifacts as JSON, the secret included, for workers that did not join with a token;
                              those that did read the public ones at `public` (see `keys`)
     store            string  the artifact store URL, for the same workers; empty if Redis holds the artifacts
-    order:<worker>   string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that worker
+    m:<worker>:order string  `cordoned` (no new chunks) or `draining` (finish, then exit), for that worker
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import cast
 import redis
 
 from tuna.errors import StoreUnavailable
-from tuna.membership.keys import prefix
+from tuna.membership import keys
 from tuna.settings import Settings
 from tuna.signatures import Keys
 
@@ -36,8 +36,7 @@ def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Ke
     """
     if settings.artifacts_key:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
-    joined = settings.namespace and settings.worker_name
-    found = client.get(f"{prefix(namespace, settings.worker_name)}public" if joined else signer_key(namespace))
+    found = client.get(keys.of(settings, "public") if settings.is_member else signer_key(namespace))
     try:
         return Keys.from_json(found) if isinstance(found, bytes) else None
     except ValueError as error:
@@ -47,7 +46,7 @@ def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Ke
 
 def control_key(namespace: str, worker: str) -> str:
     """Redis key of a worker's wanted state."""
-    return f"tuna:{{{namespace}}}:order:{worker}"
+    return keys.prefix(namespace, worker) + "order"
 
 
 def store_name(namespace: str) -> str:
@@ -56,11 +55,11 @@ def store_name(namespace: str) -> str:
 
 
 def with_store(client: redis.Redis, settings: Settings, namespace: str) -> Settings:
-    """The settings with the coordinators' artifact store, unless they name one or came with a join token.
+    """The settings with the coordinators' artifact store, unless they name one, or it is that of a member.
 
     Raises StoreUnavailable if no coordinator has published its store yet.
     """
-    if settings.artifacts_url or settings.artifacts_key:
+    if settings.artifacts_url or settings.artifacts_key or settings.is_member:
         return settings
     found = client.get(store_name(namespace))
     if not isinstance(found, bytes):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import redis
 import structlog
@@ -80,6 +80,37 @@ class WorkerStatus:
             raise ValueError(f"not a worker status: {error}") from None
 
 
+class Board(Protocol):
+    """Where a worker process publishes its status."""
+
+    def announce(self, status: WorkerStatus) -> None:
+        """Publish `status`; it expires unless repeated."""
+
+    def remove(self, name: str) -> None:
+        """Remove the status of worker `name`."""
+
+
+class MemberBoard:
+    """The heartbeats of a member's own processes, in a hash: a coordinator shows those that change on the `HeartbeatBoard`, and
+    removes the others."""
+
+    def __init__(self, client: redis.Redis, key: str) -> None:
+        self._client = client
+        self._key = key
+
+    def announce(self, status: WorkerStatus) -> None:
+        """Publish `status`."""
+        self._client.hset(self._key, _process(status.name), status.to_json())
+
+    def remove(self, name: str) -> None:
+        """Remove the status of a process."""
+        self._client.hdel(self._key, _process(name))
+
+
+def _process(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
 class HeartbeatBoard:
     """Heartbeats of the workers of one database, in Redis."""
 
@@ -129,7 +160,7 @@ class HeartbeatBoard:
 class HeartbeatSender:
     """Publishes the status of this process from a background thread; Redis errors are only logged."""
 
-    def __init__(self, boards: Callable[[], Sequence[HeartbeatBoard]], status: WorkerStatus, every_s: float) -> None:
+    def __init__(self, boards: Callable[[], Sequence[Board]], status: WorkerStatus, every_s: float) -> None:
         """`boards` is called at every heartbeat, since databases are added and removed."""
         self._boards = boards
         self._status = status
@@ -178,7 +209,7 @@ class HeartbeatSender:
             self._stopped.wait(_MIN_INTERVAL_S)
             self._changed.wait(max(0.0, self._every_s - _MIN_INTERVAL_S))
 
-    def _each(self, call: Callable[[HeartbeatBoard], None]) -> None:
+    def _each(self, call: Callable[[Board], None]) -> None:
         try:
             for board in self._boards():
                 call(board)

@@ -3,7 +3,7 @@
 All under `tuna:{<namespace>}:m:<worker>:`. The list is fixed, so that a coordinator can bound and delete all that a member may
 have written, whatever it wrote. What stands in them is hostile: see `docs/security.md`.
 
-    work        list    its Celery queue (also `work\\x06\\x163`, ..: priorities), with kombu's own keys; dealt to
+    work        list    its Celery queue (also `work\\x06\\x163`, ..: priorities), with kombu's bindings; dealt to
     dealt       hash    chunk -> empty, or the token of the process that took it. A hint to the member: the coordinator's own
                         `leases` and `holders` decide
     reports     stream  `messages.Report`s as JSON (field `r`), moved to `results` by the coordinator, which checks them
@@ -16,11 +16,15 @@ have written, whatever it wrote. What stands in them is hostile: see `docs/secur
 
 from __future__ import annotations
 
-from tuna.celery_internals import broker_keys
+from tuna.celery_internals import member_broker_keys
+from tuna.settings import Settings
 
 #: The member's Celery queue; its exchange and routing key have the same name.
 WORK = "work"
 _OWN = ("dealt", "reports", "heartbeats", "artifacts", "public", "order")
+#: The Redis commands that a member's processes use, Celery's included, beside `select` of their database: no script, nothing
+#: that lists keys, no channel.
+COMMANDS = "auth hello ping multi exec get hget hset hdel hexists xadd brpop lpush llen sadd smembers"
 
 
 def prefix(namespace: str, worker: str) -> str:
@@ -28,7 +32,12 @@ def prefix(namespace: str, worker: str) -> str:
     return f"tuna:{{{namespace}}}:m:{worker}:"
 
 
+def of(settings: Settings, name: str) -> str:
+    """One of this member's own keys."""
+    return prefix(settings.namespace, settings.worker_name) + name
+
+
 def all_keys(namespace: str, worker: str) -> list[str]:
     """Every key that the member's Redis user may touch."""
     start = prefix(namespace, worker)
-    return [start + name for name in (*_OWN, *broker_keys([WORK]))]
+    return [start + name for name in (*_OWN, *member_broker_keys(WORK))]

@@ -11,9 +11,10 @@ from urllib.parse import quote, urlsplit
 
 import redis
 
-from tuna import redis_client, tls
+from tuna import celery_internals, redis_client, tls
 from tuna.embedded_redis import EmbeddedRedis, socket_path
 from tuna.errors import ServiceError
+from tuna.membership import keys
 from tuna.settings import Settings
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def make_celery(settings: Settings) -> Celery:
         worker_enable_remote_control=not settings.namespace,  # a joined worker could send commands to others
         enable_utc=True,
     )
+    if settings.is_member:
+        made.conf.update(celery_internals.member_broker_settings(keys.of(settings, "")))
     # At each lost connection Celery warns about a setting that is set above.
     warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 we introduced", CPendingDeprecationWarning)
     return made
@@ -150,7 +153,9 @@ def queue_depth(connection: Any, queue: str) -> int:
     """
     channel = connection.channel()
     try:
-        count = int(channel.queue_declare(queue, passive=True).message_count)
+        # In Redis nothing is declared, and kombu would look for the queue without the prefix of a member's keys.
+        passive = connection.transport.driver_type != "redis"
+        count = int(channel.queue_declare(queue, passive=passive).message_count)
     except connection.channel_errors as error:
         if "NOT_FOUND" not in str(error):
             raise

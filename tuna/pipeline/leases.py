@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import redis
 
@@ -73,6 +73,28 @@ return 1
 def new_id() -> str:
     """A unique name for a chunk or a worker's token."""
     return uuid.uuid4().hex
+
+
+class WorkerLeases(Protocol):
+    """The worker's side of leases: `Leases`, or `MemberLeases` behind the gate."""
+
+    def take(self, chunk: str, token: str, entry: str) -> bool:
+        """Acquire the lease of a waiting chunk, appending `entry`; False if it is held or does not exist."""
+
+    def renew(self, chunk: str, token: str) -> bool:
+        """Heartbeat; False if the lease is lost."""
+
+    def report(self, chunk: str, token: str, entry: str) -> bool:
+        """Append `entry` to the results, if still the holder; False (and nothing appended) if the lease is lost."""
+
+    def finish(self, chunk: str, token: str, entry: str) -> bool:
+        """Append the last `entry` and release the lease; False (and nothing appended) if the lease is lost."""
+
+    def return_chunk(self, chunk: str, entry: str) -> bool:
+        """Release a chunk of this machine's own worker, which is shutting down, appending `entry`; False if it is done."""
+
+    def forfeit(self, chunk: str) -> None:
+        """Expire the lease of a held chunk at once: its worker process is known to be dead."""
 
 
 class Leases:

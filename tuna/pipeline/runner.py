@@ -28,7 +28,8 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, result_of, tail
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.health import Fault, Health, Unfit
-from tuna.pipeline.leases import Leases, new_id
+from tuna.pipeline.leases import Leases, WorkerLeases, new_id
+from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.sandbox.device_lock import DeviceBusy, device_lock
 from tuna.sandbox.processes import ChildCancelled
@@ -58,7 +59,7 @@ class LeaseLost(Exception):
 class _Heartbeat:
     """Renews a lease from a background thread until it is lost or the chunk is done."""
 
-    def __init__(self, leases: Leases, chunk: str, token: str, every_s: float) -> None:
+    def __init__(self, leases: WorkerLeases, chunk: str, token: str, every_s: float) -> None:
         self.lost = False
         self._stop = threading.Event()
         self._args = (leases, chunk, token, every_s)
@@ -95,8 +96,10 @@ class Runner:
         worker: str = "",
         announcer: HeartbeatSender | None = None,
         health: Health | None = None,
+        member: Member | None = None,
     ) -> None:
-        """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs."""
+        """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs;
+        `member`: what it uses instead of the leases and artifacts of own workers, if it joined with a token."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
@@ -104,6 +107,7 @@ class Runner:
         self.place = place_of(worker, context.device)
         self._health = health or Health([context.scratch], context.device)
         self._announcer = announcer
+        self._member = member
         self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
@@ -130,7 +134,7 @@ class Runner:
             self._announcer.feel(self._health.failing, fault.text if fault else "")
 
     def _run(self, chunk: Chunk, library: Library, refusal: str) -> str:
-        leases = Leases(self._client, chunk.namespace, self._lease_s)
+        leases = self._member.leases if self._member else Leases(self._client, chunk.namespace, self._lease_s)
         token = f"{self._worker}/{new_id()}"
         if not leases.take(chunk.id, token, self._report(ReportKind.STARTED, chunk)):
             return "stale"
@@ -160,7 +164,7 @@ class Runner:
         return outcome
 
     def _work(
-        self, leases: Leases, token: str, chunk: Chunk, library: Library, step: Step, heartbeat: _Heartbeat
+        self, leases: WorkerLeases, token: str, chunk: Chunk, library: Library, step: Step, heartbeat: _Heartbeat
     ) -> str:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
@@ -170,6 +174,7 @@ class Runner:
                 scratch = stack.enter_context(_scratch_in(self._context.scratch))
                 context = dataclasses.replace(
                     self._context,
+                    artifacts=self._member.artifacts(chunk.id) if self._member else self._context.artifacts,
                     scratch=scratch,
                     lasting=self._context.scratch,
                     cancelled=lambda: heartbeat.lost,
@@ -197,7 +202,7 @@ class Runner:
 
     def _return_chunk(
         self,
-        leases: Leases,
+        leases: WorkerLeases,
         chunk: Chunk,
         token: str,
         done: list[StepResult],

@@ -21,11 +21,13 @@ from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
+from tuna.membership import keys
 from tuna.membership.announcements import artifact_keys, namespaces, with_store
-from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.membership.heartbeat import Board, HeartbeatBoard, HeartbeatSender, MemberBoard, WorkerStatus
 from tuna.pipeline.connection import connect
 from tuna.pipeline.devices import device_for
 from tuna.pipeline.health import Health
+from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner, place_of
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
@@ -88,7 +90,9 @@ class WorkerProcess:
             place=place_of(settings.worker_name, self._served_device(queues)),
         )
 
-        def boards() -> list[HeartbeatBoard]:
+        def boards() -> Sequence[Board]:
+            if settings.is_member:
+                return [MemberBoard(client, keys.of(settings, "heartbeats"))]
             return [HeartbeatBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
 
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
@@ -96,6 +100,10 @@ class WorkerProcess:
     @functools.cached_property
     def _client(self) -> redis.Redis:
         return connect(self._settings)
+
+    @functools.cached_property
+    def _member(self) -> Member | None:
+        return Member(self._client, self._settings) if self._settings.is_member else None
 
     @functools.cached_property
     def _scratch(self) -> Path:
@@ -118,6 +126,8 @@ class WorkerProcess:
         return ""
 
     def _store(self, namespace: str, url: str | None) -> Artifacts:
+        if self._member:
+            return self._member.store
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
             self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, cached=True)
@@ -148,7 +158,7 @@ class WorkerProcess:
             )
             health = Health([settings.home, self._scratch], device, self._mend)
             self._runners[key] = Runner(
-                self._client, settings.lease_s, context, settings.worker_name, self._sender, health
+                self._client, settings.lease_s, context, settings.worker_name, self._sender, health, self._member
             )
         return self._runners[key]
 

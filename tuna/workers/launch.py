@@ -105,11 +105,12 @@ def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker: what a person would type, in any working directory."""
     name = f"{spec.title}-{os.getpid()}@%h"
     settings = get_settings()
+    events = ["--without-heartbeat"] if settings.is_member else []  # a member may not publish
     quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is not JSON
     return module_command(
         "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
-        "--without-gossip", "--without-mingle", "--loglevel", settings.log_level,
+        "--without-gossip", "--without-mingle", *events, "--loglevel", settings.log_level,
         after=APP,  # Celery looks for the app in the working directory first
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from celery import Celery
 from tuna import celery_internals
 from tuna.errors import ServiceError
 from tuna.pipeline.connection import connect, queue_depth
-from tuna.pipeline.leases import Leases
+from tuna.pipeline.member import leases_of
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
 
@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 _RETURN_S = 2.0
 #: Number of successive polls without queued or current chunks after which a worker exits by itself.
 _IDLE_POLLS = 6
+#: The same for a member, which does not see the queues that a coordinator deals from.
+_DEALT_IDLE_POLLS = 20
 _POLL_EVERY_S = 0.5
 #: One signal may arrive twice: Slurm signals every process, and the parent passes its own signal on.
 _ECHO_S = 0.3
@@ -90,7 +92,7 @@ def return_chunk(settings: Settings, chunk: Chunk) -> None:
     """Return the items without result of a chunk that this worker holds, so that they are repeated at once."""
     worker = f"{settings.worker_name or socket.gethostname()}:{os.getpid()}"
     report = Report(kind=ReportKind.RETURNED, chunk=chunk.id, worker=worker, reason="worker shutdown")
-    leases = Leases(connect(settings), chunk.namespace, settings.lease_s)
+    leases = leases_of(connect(settings), settings, chunk.namespace)
     if leases.return_chunk(chunk.id, report.model_dump_json(exclude_defaults=True)):
         log.warning("chunk returned", chunk=chunk.id, items=len(chunk.items))
 
@@ -107,15 +109,21 @@ def current_chunks() -> list[Chunk]:
     return list(chunks.values())
 
 
-def leave_when_empty(app: Celery, queues: Sequence[str]) -> None:
-    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no chunk is current."""
+def leave_when_empty(app: Celery, queues: Sequence[str], *, dealt: bool = False) -> None:
+    """Start a warm shutdown, from a thread, once the queues have been empty for a moment and no chunk is current.
+
+    `dealt`: a coordinator fills the queues from others.
+    """
     ask = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    threading.Thread(target=_watch, args=(lambda: _is_idle(app, queues), ask), name="once", daemon=True).start()
+    args = (lambda: _is_idle(app, queues), ask, _DEALT_IDLE_POLLS if dealt else _IDLE_POLLS)
+    threading.Thread(target=_watch, args=args, name="once", daemon=True).start()
 
 
-def _watch(idle: Callable[[], bool], leave: Callable[[], None], pause_s: float = _POLL_EVERY_S) -> None:
+def _watch(
+    idle: Callable[[], bool], leave: Callable[[], None], polls: int = _IDLE_POLLS, pause_s: float = _POLL_EVERY_S
+) -> None:
     quiet = 0
-    while quiet < _IDLE_POLLS:
+    while quiet < polls:
         time.sleep(pause_s)
         quiet = quiet + 1 if idle() else 0
     leave()

@@ -17,10 +17,10 @@ from celery import Celery, signals
 
 from tuna import celery_internals, logs
 from tuna.errors import BadInput, ServiceError, TunaError
-from tuna.membership import compatibility
+from tuna.membership import compatibility, keys
 from tuna.membership.control import ControlListener
 from tuna.pipeline.connection import connect, ensure_services
-from tuna.pipeline.leases import Leases
+from tuna.pipeline.member import leases_of
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
@@ -115,6 +115,9 @@ class Worker:
         # Determined once, before the fork of the pool processes.
         self._queues = celery_internals.consumed_queues(self._app)
         self._device = self._served.device_name(self._queues)
+        if self._settings.is_member:  # a coordinator deals it chunks of those
+            for queue in self._queues:
+                celery_internals.replace_queue(self._app, queue, [keys.WORK])
 
     def _start_control(self, sender: Any, **_: Any) -> None:
         """Called again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
@@ -125,7 +128,9 @@ class Worker:
             self._control = ControlListener(connect(self._settings), self._settings, name, queues)
             self._control.start()
         if os.environ.pop(ONCE, ""):
-            shutdown.leave_when_empty(self._app, celery_internals.consumed_queues(self._app))
+            shutdown.leave_when_empty(
+                self._app, celery_internals.consumed_queues(self._app), dealt=self._settings.is_member
+            )
 
     def _start_process(self, **_: Any) -> None:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
@@ -152,6 +157,6 @@ class Worker:
             shutdown.return_chunk(self._settings, chunk)
         else:
             try:
-                Leases(connect(self._settings), chunk.namespace, self._settings.lease_s).forfeit(chunk.id)
+                leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(chunk.id)
             except (redis.RedisError, ServiceError) as error:  # the lease expires by itself
                 log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))

@@ -1,0 +1,94 @@
+"""The worker's side of the gate: a member's chunks, reports and artifacts, all in its own keys, without a script.
+
+`membership.keys` lists the keys. What a member writes there are claims: a coordinator holds the leases, and checks each report and
+each artifact before it counts.
+"""
+
+from __future__ import annotations
+
+import os
+
+import redis
+
+from tuna.artifact_files import MemberFiles
+from tuna.artifacts import Artifacts
+from tuna.membership import keys
+from tuna.pipeline.leases import Leases, WorkerLeases
+from tuna.pipeline.messages import Report, ReportKind
+from tuna.settings import Settings
+
+
+class MemberLeases:
+    """The chunks that were dealt to this member; the methods are those of the worker's side of `Leases`."""
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        self._client = client
+        self._worker = f"{settings.worker_name}:{os.getpid()}"
+        self._dealt, self._reports = keys.of(settings, "dealt"), keys.of(settings, "reports")
+
+    def take(self, chunk: str, token: str, entry: str) -> bool:
+        """Mark a chunk that was dealt as taken, and append `entry`; False if it is taken or no longer dealt.
+
+        A coordinator that withdraws it between the two steps costs this member the time of one chunk, and nothing else.
+        """
+        if self._client.hget(self._dealt, chunk) not in (b"", token.encode()):
+            return False
+        with self._client.pipeline() as pipe:
+            pipe.hset(self._dealt, chunk, token)
+            pipe.xadd(self._reports, {"r": entry})
+            pipe.execute()
+        return True
+
+    def renew(self, chunk: str, token: str) -> bool:
+        """False if the chunk was withdrawn. The coordinator renews the lease for as long as this process has a heartbeat."""
+        return self._client.hget(self._dealt, chunk) == token.encode()
+
+    def report(self, chunk: str, token: str, entry: str) -> bool:
+        """Append `entry` to the reports; False (and nothing appended) if the chunk was withdrawn."""
+        if not self.renew(chunk, token):
+            return False
+        self._client.xadd(self._reports, {"r": entry})
+        return True
+
+    def finish(self, chunk: str, token: str, entry: str) -> bool:
+        """Append the last `entry`; False (and nothing appended) if the chunk was withdrawn."""
+        return self.renew(chunk, token) and self._end(chunk, entry)
+
+    def return_chunk(self, chunk: str, entry: str) -> bool:
+        """Append the last `entry` of a chunk, whichever process of this worker holds it; False if it is done."""
+        return bool(self._client.hexists(self._dealt, chunk)) and self._end(chunk, entry)
+
+    def forfeit(self, chunk: str) -> None:
+        """Tell the coordinator that the process which held the chunk is dead."""
+        lost = Report(kind=ReportKind.LOST, chunk=chunk, worker=self._worker)
+        self.return_chunk(chunk, lost.model_dump_json(exclude_defaults=True))
+
+    def _end(self, chunk: str, entry: str) -> bool:
+        with self._client.pipeline() as pipe:  # a transaction: a full Redis refuses both
+            pipe.xadd(self._reports, {"r": entry})
+            pipe.hdel(self._dealt, chunk)
+            pipe.execute()
+        return True
+
+
+class Member:
+    """What the processes of a member use of Redis."""
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        self.leases = MemberLeases(client, settings)
+        self._client = client
+        self._key = keys.of(settings, "artifacts")
+        cache = settings.home / "cache" / "artifacts"
+        #: The artifacts of no chunk; its keys are those of all.
+        self.store = Artifacts(MemberFiles(client, self._key, ""), cache, cache_bytes=settings.cache_mib << 20)
+
+    def artifacts(self, chunk: str) -> Artifacts:
+        """What the items of a chunk need, and what they make."""
+        return self.store.over(MemberFiles(self._client, self._key, chunk))
+
+
+def leases_of(client: redis.Redis, settings: Settings, namespace: str) -> WorkerLeases:
+    """The leases of a worker with these settings."""
+    if settings.is_member:
+        return MemberLeases(client, settings)
+    return Leases(client, namespace, settings.lease_s)
