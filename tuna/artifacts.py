@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from pathlib import Path
 
 from tuna import redis_client
@@ -13,6 +14,9 @@ from tuna.artifact_files import MAX_BYTES as MAX_BYTES
 from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
 from tuna.signatures import Keys
+
+#: Artifacts that are signed again at a time.
+_SIGNERS = 8
 
 
 class ArtifactRefused(KeyError):
@@ -30,19 +34,34 @@ class Artifacts:
     and verified in memory: who needs a file writes what it got into its private folder.
     """
 
-    def __init__(self, files: Files | str, cache: Path, keys: Keys | None = None, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        files: Files | str,
+        cache: Path,
+        keys: Keys | None = None,
+        cache_bytes: int = 0,
+        newest: Callable[[], Keys | None] = lambda: None,
+    ) -> None:
         """`files` may be an fsspec URL; `cache` holds copies of what was read, unless it is in a folder of this machine.
 
-        `keys`: None signs and verifies nothing; those of a process may be replaced at any time. `cache_bytes`: the bound of
-        the copies, of all keys together; 0: none are kept.
+        `keys`: None signs and verifies nothing. `newest` reads the keys of this moment, as `refresh` does, also before an
+        artifact is refused: they may have been rotated. `cache_bytes`: the bound of the copies, of all keys together; 0:
+        none are kept.
         """
         self._files = UrlFiles(files) if isinstance(files, str) else files
         self._folder, self._bound_bytes = cache, cache_bytes if self._files.is_remote else 0
         self._keyed = _keyed(keys, cache, self._bound_bytes)
+        self._newest = newest
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, namespace: str = "", keys: Keys | None = None, *, cached: bool = False
+        cls,
+        settings: Settings,
+        namespace: str = "",
+        keys: Keys | None = None,
+        newest: Callable[[], Keys | None] = lambda: None,
+        *,
+        cached: bool = False,
     ) -> Artifacts:
         """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
 
@@ -53,7 +72,7 @@ class Artifacts:
             redis_client.retrying_client(_redis_of(settings)), namespace, settings.artifacts_mib << 20
         )
         bound_bytes = settings.cache_mib << 20 if cached else 0
-        return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes)
+        return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
 
     def over(self, files: Files) -> Artifacts:
         """The store of other files, with these keys and copies."""
@@ -70,6 +89,12 @@ class Artifacts:
     def keys(self, keys: Keys | None) -> None:
         if keys != self.keys:
             self._keyed = _keyed(keys, self._folder, self._bound_bytes)
+
+    def refresh(self) -> bool:
+        """Take the newest keys, if there are any; whether they are others than before."""
+        before = self.keys
+        self.keys = self._newest() or before
+        return self.keys != before
 
     def put(self, data: bytes) -> str:
         """Store `data` atomically, signed with the current key; returns its SHA-256 (hex)."""
@@ -104,6 +129,14 @@ class Artifacts:
     def get(self, digest: str) -> bytes:
         """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
         _check(digest)
+        try:
+            return self._checked(digest)
+        except ArtifactRefused:
+            if not self.refresh():
+                raise
+        return self._checked(digest)
+
+    def _checked(self, digest: str) -> bytes:
         keys, cache = self._keyed
         data = cache.get(digest)
         if data is None:
@@ -130,6 +163,26 @@ class Artifacts:
         except FileNotFoundError:
             return False
         return keys.is_valid(signature, digest, key_id)
+
+    def sign_again(self, digests: Iterable[str]) -> list[str]:
+        """Sign with the current key what a former one signed, several at a time; returns those that no accepted key signed.
+
+        Their bytes are not read: a signature is of the digest, and bytes are compared with that wherever they are read.
+        """
+        keys, names = self.keys, list(digests)
+        if keys is None:
+            return []
+
+        def sign(digest: str) -> bool:
+            if self._is_signed(digest, keys, keys.ids[0]):
+                return True
+            if not any(self._is_signed(digest, keys, key_id) for key_id in keys.ids[1:]):
+                return False
+            self._files.write(f"{digest}.{keys.ids[0]}", keys.sign(digest))
+            return True
+
+        with futures.ThreadPoolExecutor(_SIGNERS) as pool:
+            return [digest for digest, signed in zip(names, pool.map(sign, names), strict=True) if not signed]
 
     def prepare(self) -> None:
         """Mark the store for `check`; a coordinator does so before it publishes work."""

@@ -115,7 +115,9 @@ class Settings(BaseSettings):
         "first; 0: none; a store in a folder of this machine needs none",
     )
     artifacts_key: Annotated[SecretStr, AfterValidator(_hex)] | None = Field(
-        None, description="artifact signing key in hex; default: the installation's, which members get on joining"
+        None,
+        description="secret of the key that signs artifacts, in hex, for coordinators and own workers; default: the "
+        "installation's, which `tuna key rotate` replaces",
     )
     worker_name: str = Field(
         "", description="name of the workers on this machine; default: the host's; set for workers that join"

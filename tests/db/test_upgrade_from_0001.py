@@ -54,10 +54,14 @@ def test_an_installation_gets_a_secret_of_its_own_and_keeps_its_namespace(empty_
     _to(empty_engine, "0002")
     with empty_engine.connect() as connection:
         namespace = connection.exec_driver_sql("SELECT namespace FROM installation").scalar_one()
+    _to(empty_engine, "0018")
+    with empty_engine.connect() as connection:
+        shared = connection.exec_driver_sql("SELECT secret FROM installation").scalar_one()
     schema.upgrade(empty_engine)
     with empty_engine.connect() as connection:
         (found,) = connection.execute(sa.select(models.Installation)).all()
         assert found.namespace == namespace
         assert len(bytes.fromhex(found.secret)) == 32
+        assert found.secret != shared, "members of earlier releases got it"
         assert connection.execute(sa.select(models.Token)).all() == []
         assert connection.execute(sa.select(models.Worker)).all() == []

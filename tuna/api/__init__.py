@@ -53,6 +53,7 @@ from tuna.api.jobs import (
     retry,
     run,
 )
+from tuna.api.keys import RotatedKey, SigningKey, list_keys, rotate_key
 from tuna.api.model_building import BuiltModel, Checks, build_model
 from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
@@ -107,6 +108,8 @@ __all__ = [
     "NothingImported",
     "PreparedTuning",
     "Role",
+    "RotatedKey",
+    "SigningKey",
     "StartedSession",
     "Token",
     "TunedModel",
@@ -138,6 +141,7 @@ __all__ = [
     "list_conditions",
     "list_configs",
     "list_job_options",
+    "list_keys",
     "list_models",
     "list_networks",
     "list_sessions",
@@ -157,6 +161,7 @@ __all__ = [
     "restore_session",
     "retry",
     "revoke_token",
+    "rotate_key",
     "run",
     "serve_metrics",
     "serve_workers",

@@ -61,13 +61,13 @@ def delete_session(session_id: int, on_jobs: OnJobs | None = None) -> tuple[Dele
     Raises as `check_deletion` does.
     """
     from tuna.api.jobs import drop_leases
-    from tuna.api.models import artifacts_of_models
+    from tuna.api.services import artifact_store
     from tuna.archives import removal
     from tuna.db.database import open_database
 
     check_deletion(session_id)
     engine, left = open_database(), ""
-    store = artifacts_of_models()
+    store = artifact_store(engine)
 
     def remove(digests: set[str]) -> None:
         nonlocal left

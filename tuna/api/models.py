@@ -130,14 +130,12 @@ def _read(path: Path) -> bytes:
 
 
 def artifacts_of_models() -> Artifacts:
-    """The store that has the files of models."""
+    """The store that has the files of models, whose digests are in SQL: no signature is needed."""
     from tuna.artifacts import Artifacts
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.settings import get_settings
 
-    settings = get_settings()
     with reading(open_database()) as connection:
-        keys = sessions.artifact_keys(connection, settings)
-        return Artifacts.from_settings(settings, sessions.namespace(connection), keys)
+        return Artifacts.from_settings(get_settings(), sessions.namespace(connection))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from tuna.artifacts import Artifacts
     from tuna.doctor import Finding
 
 
@@ -26,6 +27,19 @@ def open_database() -> sa.Engine:
     from tuna.db import database
 
     return database.open_database()
+
+
+def artifact_store(engine: sa.Engine) -> Artifacts:
+    """The artifact store, with the keys that sign and verify."""
+    from tuna.artifacts import Artifacts
+    from tuna.db import sessions
+    from tuna.db.engine import reading
+    from tuna.settings import get_settings
+
+    settings = get_settings()
+    with reading(engine) as connection:
+        keys = sessions.artifact_keys(connection, settings)
+        return Artifacts.from_settings(settings, sessions.namespace(connection), keys)
 
 
 def upgrade_database() -> Upgrade:

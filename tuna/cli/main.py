@@ -31,6 +31,7 @@ COMMANDS = {
     "enqueue": ("tuna.cli.work", "enqueue", "Fill the queues and drain results; workers run elsewhere."),
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
     "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
+    "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
     "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
     "model": ("tuna.cli.model", "model", "Import models, see their tasks, build them with the kernels that won."),
     "tune": ("tuna.cli.tune", "tune", "Tune a list of layers, or an ONNX model, with one command."),

@@ -103,7 +103,9 @@ def namespace(connection: sa.Connection) -> str:
 
 
 def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
-    """The keys that sign and verify artifacts: those of TUNA_ARTIFACTS_KEY, else this installation's."""
+    """The keys that sign and verify artifacts: that of TUNA_ARTIFACTS_KEY, else this installation's with its former ones."""
     if settings.artifacts_key is not None:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
-    return Keys.of_secret(connection.execute(sa.select(Installation.secret)).scalar_one())
+    former = sa.select(models.FormerKey.public).order_by(models.FormerKey.superseded_at.desc(), models.FormerKey.public)
+    secret = connection.execute(sa.select(Installation.secret)).scalar_one()
+    return Keys.of_secret(secret, connection.execute(former).scalars())

@@ -32,13 +32,15 @@ def signer_key(namespace: str) -> str:
 def artifact_keys(client: redis.Redis, settings: Settings, namespace: str) -> Keys | None:
     """The keys of artifacts of this worker: one that joined with a token only verifies; None before they are published.
 
-    Raises StoreUnavailable if what is published is nothing of this version.
+    Raises StoreUnavailable if Redis does not answer, or what is published is not of this version.
     """
     if settings.artifacts_key:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
-    found = client.get(keys.of(settings, "public") if settings.is_member else signer_key(namespace))
     try:
+        found = client.get(keys.of(settings, "public") if settings.is_member else signer_key(namespace))
         return Keys.from_json(found) if isinstance(found, bytes) else None
+    except redis.RedisError as error:
+        raise StoreUnavailable(f"Redis, which has the keys of artifacts, does not answer: {error}.") from error
     except ValueError as error:
         hint = "run the same version of Tuna on all machines"
         raise StoreUnavailable(f"The published keys of artifacts cannot be read: {error}.", hint=hint) from None

@@ -27,10 +27,10 @@ from tuna.artifacts import Artifacts, store_url
 from tuna.db import sessions
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
-from tuna.membership.announcements import NAMESPACES_KEY, signer_key, store_name
+from tuna.membership.announcements import NAMESPACES_KEY, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import finals, needed_artifacts, reaper, server_errors
+from tuna.pipeline import finals, key_rotation, needed_artifacts, reaper, server_errors
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
@@ -39,6 +39,7 @@ from tuna.pipeline.release import release
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.serving import SessionWork, ahead
 from tuna.settings import Settings
+from tuna.signatures import Keys
 
 log = structlog.get_logger(__name__)
 
@@ -79,19 +80,20 @@ class Coordinator:
         self._refresh = refresh
         with reading(engine) as connection:
             self._namespace = namespace = sessions.namespace(connection)
-            self._keys = sessions.artifact_keys(connection, settings)
         self._leases = Leases(client, namespace, settings.lease_s)
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
-        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, self._keys)
+        keys = self._read_keys()
+        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, keys, self._read_keys)
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
         self.publisher = Publisher(engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace)
         self._client = client
-        told = settings_of_members(settings, self._keys.secret)
+        told = settings_of_members(settings, keys.secret)
         admin = connect_admin(settings) if settings.redis_admin_url else None
         self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
+        self._retirement = key_rotation.Retirement(engine, artifacts)
         self._publish_bootstrap()
         self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = 0.0
         self._kept_at = -math.inf
@@ -176,6 +178,7 @@ class Coordinator:
         self._reaped_at = time.monotonic()
         self._publish_bootstrap()
         self._gate.tick()
+        self._retirement.tick()
         if time.monotonic() - self._kept_at >= needed_artifacts.KEEP_EVERY_S:
             self._kept_at = time.monotonic()
             needed_artifacts.keep(self._engine, self._artifacts)
@@ -225,12 +228,15 @@ class Coordinator:
         """Publish namespace, key and store URL; repeated because Redis may have been flushed, or full the last time."""
         with redis_client.skip_if_full():
             self._client.sadd(NAMESPACES_KEY, self._namespace)
-            if self._settings.artifacts_key is None:  # else each worker is given it
-                self._client.set(signer_key(self._namespace), self._keys.to_json())
+            self._artifacts.keys = key_rotation.announce(self._engine, self._client, self._settings, self._namespace)
             url = store_url(self._settings).encode()
             before = self._client.set(store_name(self._namespace), url, get=True)
             if before not in (None, url):
                 log.warning("artifact store URL changed", hint="use one TUNA_ARTIFACTS_URL for all coordinators")
+
+    def _read_keys(self) -> Keys:
+        with reading(self._engine) as connection:
+            return sessions.artifact_keys(connection, self._settings)
 
     def _lost_in_queue(self, old: Mapping[str, str]) -> set[str]:
         """Untaken chunks although their queue holds no message any more: their messages were lost."""

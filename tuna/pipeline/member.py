@@ -6,6 +6,7 @@ each artifact before it counts.
 
 from __future__ import annotations
 
+import functools
 import os
 
 import redis
@@ -13,6 +14,7 @@ import redis
 from tuna.artifact_files import MemberFiles
 from tuna.artifacts import Artifacts
 from tuna.membership import keys
+from tuna.membership.announcements import artifact_keys
 from tuna.pipeline.leases import Leases, WorkerLeases
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.settings import Settings
@@ -80,7 +82,12 @@ class Member:
         self._key = keys.of(settings, "artifacts")
         cache = settings.home / "cache" / "artifacts"
         #: The artifacts of no chunk; its keys are those of all.
-        self.store = Artifacts(MemberFiles(client, self._key, ""), cache, cache_bytes=settings.cache_mib << 20)
+        self.store = Artifacts(
+            MemberFiles(client, self._key, ""),
+            cache,
+            cache_bytes=settings.cache_mib << 20,
+            newest=functools.partial(artifact_keys, client, settings, settings.namespace),
+        )
 
     def artifacts(self, chunk: str) -> Artifacts:
         """What the items of a chunk need, and what they make."""

@@ -118,8 +118,7 @@ class WorkerProcess:
         if served != queue:
             return f"this machine serves {served}, the session needs {queue}"
         store = self._store(chunk.namespace, artifacts_url)
-        # They may have been rotated since the last chunk.
-        store.keys = artifact_keys(self._client, self._settings, chunk.namespace) or store.keys
+        store.refresh()  # the keys may have been rotated since the last chunk
         if store.keys is None:  # Redis was wiped: other workers refuse artifacts without a signature
             raise StoreUnavailable("No coordinator has published the keys of artifacts.", hint="it does so each second")
         store.check()
@@ -130,7 +129,8 @@ class WorkerProcess:
             return self._member.store
         if (namespace, url) not in self._artifacts:
             settings = self._settings.model_copy(update={"artifacts_url": url})
-            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, cached=True)
+            newest = functools.partial(artifact_keys, self._client, self._settings, namespace)
+            self._artifacts[namespace, url] = Artifacts.from_settings(settings, namespace, newest=newest, cached=True)
         return self._artifacts[namespace, url]
 
     def _device_of(self, library: Library) -> DeviceHandle:

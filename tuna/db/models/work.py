@@ -15,12 +15,20 @@ from tuna.db.types import BigId, LongBlob, LongText, utc_now
 
 
 class Installation(Base):
-    """Properties of this database, one row: its namespace in a shared Redis and its artifact signing key."""
+    """Properties of this database, one row: its namespace in a shared Redis and the secret of its signing key."""
 
     __tablename__ = "installation"
     id: Mapped[int] = mapped_column(primary_key=True)
     namespace: Mapped[str] = text(32)
-    secret: Mapped[str] = text(64)  #: artifact signing key, hex
+    secret: Mapped[str] = text(64)  #: what the key that signs artifacts is made of, hex
+
+
+class FormerKey(Base):
+    """A key that signed artifacts before a rotation, and still verifies."""
+
+    __tablename__ = "former_key"
+    public: Mapped[str] = text(64, primary_key=True)  #: the public key, hex
+    superseded_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
 class Environment(Base):
