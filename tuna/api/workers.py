@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
@@ -11,12 +11,17 @@ from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.sentences import choices
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from tuna.membership.gate import Gate
     from tuna.membership.heartbeat import WorkerStatus
     from tuna.membership.members import Member
+    from tuna.membership.revocation import Failure
     from tuna.workers.remote_exec import Answer
 
 Role = Literal["compile", "eval"]
+#: How long a revocation waits for each answer of Redis.
+_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,15 @@ def list_tokens() -> list[Token]:
 
 
 def revoke_token(token_id: str) -> None:
-    """Revoke a token; a worker that joined with it stays. Raises NotFound."""
-    from tuna.db.database import open_database
-    from tuna.db.engine import writing
+    """Revoke a token; a worker that joined with it stays. Raises NotFound; ServiceError if this Redis user may not administer
+    users (nothing was changed), or if Redis is to be cleared of it by a coordinator."""
     from tuna.membership import members
 
-    with writing(open_database()) as connection:
-        members.revoke_token(connection, token_id)
-    _gate().reconcile()
+    _revoke(
+        token_id,
+        lambda connection: members.revoke_token(connection, token_id),
+        lambda gate: gate.revocation.clear_token(token_id),
+    )
 
 
 def list_workers() -> list[Worker]:
@@ -184,39 +190,81 @@ def set_worker_state(name: str, state: Literal["active", "cordoned", "draining",
     """Set the state of a worker, or of the worker of a process, in SQL too if it joined; returns the worker's name.
 
     `cordoned` takes nothing new, `draining` also exits, `revoked` (members only) loses its access at once. Raises
-    NotFound, or BadInput for a change without effect, or an impossible one.
+    NotFound, or BadInput for a change without effect, or an impossible one; ServiceError like `revoke_token`.
     """
     from tuna.db.database import open_database
-    from tuna.db.engine import writing
+    from tuna.db.engine import reading, writing
     from tuna.membership import members
 
+    with reading(open_database()) as connection:
+        joined = {member.name: member for member in members.members(connection, include_former=True)}
+    worker = next((one for one in (name, name.rpartition(":")[0]) if one in joined), None)
+    if worker is None:
+        return _order(name, state)
+
+    def change(connection: Connection) -> None:
+        if not members.set_state(connection, worker, state):
+            raise BadInput(f"{worker} is {joined[worker].state} already.")
+
+    if state == "revoked":  # nothing that the worker wrote is read before
+        _revoke(worker, change, lambda gate: gate.revocation.clear(worker))
+    else:
+        with writing(open_database()) as connection:
+            change(connection)
+        _gate().control(worker, state)
+    return worker
+
+
+def _order(name: str, state: str) -> str:
+    """Set the state of a worker that did not join."""
     there = list_workers()
     known = next((one for one in there if name in (one.name, one.worker)), None)
     if known is None:
         raise NotFound(f"There is no worker {name}.", hint=choices(name, (one.name for one in there), "workers"))
-    worker = known.worker
-    with writing(open_database()) as connection:
-        changed = members.set_state(connection, worker, state)
-    if known.joined and not changed:
-        raise BadInput(f"{worker} is {known.state} already.")
-    if state != "revoked":
-        _gate().control(worker, state)
-    elif changed:
-        _gate().reconcile()
-    else:
+    if state == "revoked":
         raise BadInput(
-            f"{worker} did not join with a token: it uses this installation's own credentials.",
+            f"{known.worker} did not join with a token: it uses this installation's own credentials.",
             hint="change those of Redis to revoke its access",
         )
-    return worker
+    _gate().control(known.worker, state)
+    return known.worker
 
 
-def _gate() -> Gate:
+def _revoke(whose: str, change: Callable[[Connection], None], clear: Callable[[Gate], Sequence[Failure]]) -> None:
+    """Change SQL, then clear Redis; a coordinator repeats what fails in Redis. Without the right to clear it, change nothing."""
+    import redis
+
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.redis_client import is_outage
+
+    gate, fault = _gate(impatient=True), None
+    try:
+        gate.access.check()
+    except redis.RedisError as error:
+        if not is_outage(error):
+            raise ServiceError(
+                f"This Redis user may not administer users, so {whose} was not revoked: {error}",
+                hint="see docs/usage.md, Membership",
+            ) from None
+        fault = error
+    with writing(open_database()) as connection:
+        change(connection)
+    remains = [f"{one.what}: {one.error}" for one in clear(gate)] if fault is None else [str(fault)]
+    if remains:
+        raise ServiceError(
+            f"{whose} is revoked in the database, but Redis is not cleared of it: {'; '.join(remains)}",
+            hint="a coordinator does it as soon as Redis answers: `tuna enqueue --session-id ID`",
+        )
+
+
+def _gate(*, impatient: bool = False) -> Gate:
+    """The gate; `impatient`: with clients that do not retry."""
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.membership.gate import Gate
-    from tuna.pipeline.connection import connect, connect_admin, ensure_services
+    from tuna.pipeline.connection import connect, connect_admin, ensure_services, impatient_clients
     from tuna.pipeline.leases import Leases
     from tuna.settings import get_settings
 
@@ -224,9 +272,9 @@ def _gate() -> Gate:
     ensure_services(settings)
     with reading(engine) as connection:
         namespace = sessions.namespace(connection)
-    client = connect(settings)
-    evict = Leases(client, namespace, settings.lease_s).evict
-    return Gate(engine, client, namespace, settings.lease_s, evict, admin=connect_admin(settings))
+    clients = impatient_clients(settings, _ANSWER_S) if impatient else (connect(settings), connect_admin(settings))
+    evict = Leases(clients[0], namespace, settings.lease_s).evict
+    return Gate(engine, clients[0], namespace, settings.lease_s, evict, admin=clients[1])
 
 
 def join(role: Role, line: str, processes: int = 1, *, devices: str | None = None) -> None:
@@ -236,6 +284,8 @@ def join(role: Role, line: str, processes: int = 1, *, devices: str | None = Non
     """
     import os
     import socket
+
+    from pydantic import ValidationError
 
     from tuna.membership.join import MAX_PROCESSES, Facts
     from tuna.membership.join import join as ask
@@ -248,14 +298,18 @@ def join(role: Role, line: str, processes: int = 1, *, devices: str | None = Non
     served = ServedQueues()
     queues = [queue for queue in served.under(role).values() if isinstance(queue, str)]
     names = tuple(queue.partition(".")[2] for queue in queues)
-    facts = Facts(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        device=served.device_name(queues),
-        environments=names if role == "eval" else (),
-        toolchains=names if role == "compile" else (),
-        processes=min(processes, MAX_PROCESSES),
-    )
+    try:
+        facts = Facts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=served.device_name(queues),
+            environments=names if role == "eval" else (),
+            toolchains=names if role == "compile" else (),
+            processes=min(processes, MAX_PROCESSES),
+        )
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise BadInput(f"This machine's {first['loc'][0]} cannot be sent to a coordinator: {first['msg']}.") from None
     os.environ.update(ask(line, role, facts))
     get_settings.cache_clear()
 

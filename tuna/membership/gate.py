@@ -1,7 +1,8 @@
 """Access control: admits workers that present a join token, gives each its own Redis user, revokes removed members.
 
 SQL is the source of truth and Redis' ACL is reconciled with it: missing users are created (also after Redis was
-flushed); users without a row in SQL are deleted, which closes their connections, and their leases are revoked.
+flushed), users with the rights of another version are made again, users without a row in SQL are deleted, and former
+members are cleared (`revocation`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from typing import Any, cast
+from datetime import timedelta
+from typing import Any
 
 import redis
 import sqlalchemy as sa
@@ -20,36 +21,23 @@ import structlog
 from pydantic import ValidationError
 
 from tuna import redis_client
-from tuna.celery_internals import broker_keys
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
 from tuna.membership import members as store
+from tuna.membership.access import Access
 from tuna.membership.announcements import control_key
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.membership.join import Answer, JoinToken, Request, Role, answer_key, join_user, password_of, request_key
-from tuna.queues import queue_name
+from tuna.membership.join import MAX_REQUEST_BYTES, Answer, JoinToken, Request, Role, answer_key, join_user, request_key
+from tuna.membership.revocation import ANSWER_TTL_S, Revocation
 from tuna.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 #: Seconds without a heartbeat after which a member loses its access.
 MEMBER_TIMEOUT_S = 3600.0
-#: Expiry of an `Answer`.
-_ANSWER_TTL_S = 60
-#: Grace period between consuming a token and writing the answer, in which the token's Redis user is kept.
-_ANSWER_GRACE_S = 5.0
 _SEEN_INTERVAL_S = 30.0
-#: Redis commands of Celery workers and of the scripts of leases, heartbeats and artifacts; keys and channels are
-#: restricted besides.
-_COMMANDS = (
-    "auth hello ping select reset time multi exec discard watch unwatch "
-    "get set getdel del exists expire pexpire ttl pttl mget incrby llen lpush rpush brpop rpop "
-    "hget hset hdel hexists hlen sadd srem smembers sismember zadd zrem zscore zrange zrangebyscore zrevrangebyscore "
-    "zcard xadd eval evalsha script|load publish"
-)
-_JOIN_COMMANDS = "auth hello ping select set getdel"
-_INVALID_IN_PATTERN = re.compile(r"[\s\x00]")
-_GLOB = re.compile(r"([*?\[\]\\])")
+#: After an error of rights or of values, a part of the gate's work is tried again after this long.
+_BACKOFF_S = 30.0
 
 
 class Gate:
@@ -70,41 +58,56 @@ class Gate:
         members get besides their credentials; `admin`: a client that may administer users."""
         self._engine = engine
         self._client = client
-        self._admin: Any = admin or client  # redis-py has no types for raw commands
         self._namespace = namespace
         self._settings = settings or {}
         self._member_timeout_s = member_timeout_s
-        self._evict = evict
         self._board = HeartbeatBoard(client, namespace, lease_s)
+        self.access = Access(admin or client, namespace)
+        self.revocation = Revocation(engine, client, namespace, self.access, self._board, evict)
         self._seen_at = 0.0
         self._idle = False  # reconcile at least once: an earlier coordinator may have left users behind
-        self._can_administer = True
+        self._granted: set[str] = set()
+        self._paused_until: dict[str, float] = {}
 
     def tick(self) -> None:
-        """Answer join requests and reconcile Redis' ACL with SQL; a coordinator calls it about once a second."""
+        """Clear former members, answer join requests, and reconcile Redis' ACL with SQL; a coordinator calls it about once a
+        second. Raises redis' error in an outage; other errors of Redis end one part of this, for a while."""
         with reading(self._engine) as connection:
             tokens = store.tokens(connection, only_open=True)
             members = store.members(connection)
+        self._try("revocation", self.revocation.clear_all)
         idle = not tokens and not members
-        if not self._can_administer or (idle and self._idle):
+        if idle and self._idle:
+            return
+        for what, part in (
+            ("joining", lambda: self._answer_all(tokens)),
+            ("heartbeats of members", lambda: self._note_heartbeats(members)),
+            ("access of members", self.reconcile),
+        ):
+            self._try(what, part, quiet=idle)  # without tokens and members a missing right does no harm yet
+        self._idle = idle
+
+    def _try(self, what: str, part: Callable[[], None], *, quiet: bool = False) -> None:
+        """Run a part of the gate's work: an error of rights or of values ends this part alone, for a while."""
+        if time.monotonic() < self._paused_until.get(what, 0.0):
             return
         try:
-            self._answer_all(tokens)
-            self._note_heartbeats(members)
-            self.reconcile()
-        except redis.exceptions.NoPermissionError:
-            self._can_administer = idle  # without tokens and members the missing right does no harm yet
-            if not idle:
-                log.warning("join by token disabled", reason="this Redis user may not administer users")
-        self._idle = idle
+            part()
+        except (redis.RedisError, ValueError) as error:  # ValueError: a name in Redis that is no UTF-8
+            if redis_client.is_outage(error):
+                raise
+            if not quiet:
+                log.warning("membership incomplete", part=what, error=str(error))
+                self._paused_until[what] = time.monotonic() + _BACKOFF_S
 
     def create_token(self, role: Role, ttl_s: float, url: str) -> JoinToken:
         """Create a token and its Redis user; `url` is how workers reach this Redis. Raises redis' NoPermissionError."""
         token = JoinToken(url, self._namespace, secrets.token_hex(6), secrets.token_urlsafe(24))
+        self.access.check()
         with writing(self._engine) as connection:  # SQL first: `reconcile` deletes users without a row
             store.add_token(connection, token.id, token.digest, role, utc_now() + timedelta(seconds=ttl_s))
         try:
-            self._make_user(join_user(self._namespace, token.id), _sha256(token.password), self._join_rules(token.id))
+            self.access.admit_token(token.id, token.digest)
         except redis.RedisError:
             with writing(self._engine) as connection:
                 store.revoke_token(connection, token.id)
@@ -112,21 +115,34 @@ class Gate:
         return token
 
     def _answer_all(self, tokens: Sequence[Any]) -> None:
+        """Answer the requests of open tokens; what a token's user may have written besides is removed."""
         if not tokens:
             return
-        texts = cast(list[Any], self._client.mget([request_key(self._namespace, token.id) for token in tokens]))
-        for token, text in zip(tokens, texts, strict=True):
-            if text is not None:
+        with self._client.pipeline(transaction=False) as pipe:
+            for token in tokens:
+                pipe.getrange(request_key(self._namespace, token.id), 0, MAX_REQUEST_BYTES)
+                pipe.ttl(answer_key(self._namespace, token.id))
+            found = pipe.execute()
+        for token, text, ttl_s in zip(tokens, found[::2], found[1::2], strict=True):
+            if ttl_s == -1:  # not a coordinator's: those expire
+                self._client.unlink(answer_key(self._namespace, token.id))
+            if text:
                 answer = self._answer(token, text)
                 if answer is not None:
-                    self._client.set(answer_key(self._namespace, token.id), answer.model_dump_json(), ex=_ANSWER_TTL_S)
-                self._client.delete(request_key(self._namespace, token.id))
+                    self._client.set(answer_key(self._namespace, token.id), answer.model_dump_json(), ex=ANSWER_TTL_S)
+                self._client.unlink(request_key(self._namespace, token.id))
 
     def _answer(self, token: Any, text: bytes) -> Answer | None:
         """The answer to a request; None if another coordinator consumed the token."""
+        if len(text) > MAX_REQUEST_BYTES:
+            with writing(self._engine) as connection:  # or its holder could fill Redis again and again
+                store.use_token(connection, token.id)
+            log.warning("join refused", token=token.id, why="request too long")
+            return Answer(refusal=f"its request is longer than {MAX_REQUEST_BYTES:,} bytes; the token is used up")
         try:
             request = Request.model_validate_json(text)
         except ValidationError:
+            log.warning("join refused", token=token.id, why="request not valid")
             return Answer(refusal="its request is not valid; install the same version of Tuna on both machines")
         refusal = self._refusal(token, request)
         if refusal:
@@ -141,18 +157,20 @@ class Gate:
             device=request.facts.device,
             environments=request.facts.environments if request.role == "eval" else (),
             toolchains=request.facts.toolchains if request.role == "compile" else (),
-            password=_sha256(password),
+            password=hashlib.sha256(password.encode()).hexdigest(),
+            rights=self.access.rights,
             processes=request.facts.processes,
         )
+        self.access.check()  # before the token is used up
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 admitted = store.admit(connection, token.id, worker)
         if not admitted:
             return None
-        self._grant_access(worker)
+        self._grant(worker)
         log.info("worker joined", worker=worker.name, role=worker.role)
         settings = {"TUNA_WORKER_NAME": worker.name, "TUNA_NAMESPACE": self._namespace, **self._settings}
-        return Answer(username=self._user(worker.name), password=password, settings=settings)
+        return Answer(username=self.access.user(worker.name), password=password, settings=settings)
 
     def _refusal(self, token: Any, request: Request) -> str:
         if not secrets.compare_digest(hashlib.sha256(request.secret.encode()).hexdigest(), token.digest):
@@ -169,47 +187,25 @@ class Gate:
 
     def reconcile(self) -> None:
         """Reconcile Redis' ACL users with the tokens and members in SQL."""
-        there = {redis_client.text(name) for name in self._admin.execute_command("ACL USERS")}
-        ours = {name for name in there if name.startswith(self._user(""))}
+        there = self.access.users()
         with reading(self._engine) as connection:  # after Redis: a worker that joins meanwhile is then in SQL
-            tokens = {join_user(self._namespace, row.id): row for row in store.tokens(connection)}
-            members = {self._user(member.name): member for member in store.members(connection)}
-        now = utc_now()
-        open_tokens = {name: row for name, row in tokens.items() if self._needs_join_user(row, now, there)}
-        for name, row in open_tokens.items():
+            tokens = {join_user(self._namespace, row.id): row for row in store.tokens(connection, only_open=True)}
+            uncleared = {join_user(self._namespace, row.id) for row in store.spent_tokens(connection)}
+            members = {self.access.user(member.name): member for member in store.members(connection)}
+        for name, row in tokens.items():
             if name not in there:
-                self._make_user(name, _sha256(password_of(row.digest)), self._join_rules(row.id))
+                self.access.admit_token(row.id, row.digest)
         for name, member in members.items():
-            if name not in there:
-                self._grant_access(member)
+            if name not in there or member.name not in self._granted:
+                self._grant(member)
             if member.state != "active":
                 self.control(member.name, member.state)
-        for name in ours - open_tokens.keys() - members.keys():
-            self._admin.execute_command("ACL DELUSER", name)  # also closes its connections
-            if name not in tokens:
-                self.revoke_access(name.removeprefix(self._user("")))
-
-    def _needs_join_user(self, token: Any, now: datetime, there: set[str]) -> bool:
-        """True while the token can be used or its answer may still be fetched."""
-        if token.revoked_at is None and token.used_at is None and token.expires_at > now:
-            return True
-        name = join_user(self._namespace, token.id)
-        if token.used_at is None or name not in there:
-            return False
-        if token.used_at > now - timedelta(seconds=_ANSWER_GRACE_S):
-            return True  # another coordinator may be about to answer
-        return bool(self._client.exists(answer_key(self._namespace, token.id)))
-
-    def revoke_access(self, worker: str) -> list[str]:
-        """Delete a worker's Redis user and revoke its leases; returns its chunks."""
-        self._admin.execute_command("ACL DELUSER", self._user(worker))
-        chunks = self._evict(worker)
-        for status in self._board.live():
-            if status.name.startswith(f"{worker}:"):
-                self._board.remove(status.name)
-        self._client.delete(control_key(self._namespace, worker))
-        log.warning("worker revoked", worker=worker, chunks=len(chunks))
-        return chunks
+        self._granted &= {member.name for member in members.values()}
+        for name in there - tokens.keys() - uncleared - members.keys():
+            if name.startswith(join_user(self._namespace, "")):
+                self.access.remove(name)
+            else:
+                self.revocation.clear(self.access.worker(name))
 
     def control(self, worker: str, state: str) -> None:
         """Set a worker's wanted state: `cordoned`, `draining` or `active`."""
@@ -235,51 +231,25 @@ class Gate:
                 for name in gone:
                     store.set_state(connection, name, "gone")
 
-    def _grant_access(self, worker: store.NewWorker) -> None:
-        """Create a member's Redis user; if it was revoked meanwhile, delete it again, since that delete came too early."""
-        self._make_user(self._user(worker.name), worker.password, self._rules(worker))
+    def _grant(self, worker: store.NewWorker) -> None:
+        """Make a member's Redis user, or give it this version's rights; if it was revoked meanwhile, delete it again, since
+        that delete came too early."""
+        rights = self.access.rights
+        if worker.rights != rights:
+            self.access.remove(self.access.user(worker.name))  # closes connections that wait for what was once its own
+        self.access.admit(worker)
         with reading(self._engine) as connection:
             still = worker.name in {member.name for member in store.members(connection)}
         if not still:
-            self.revoke_access(worker.name)
-
-    def _make_user(self, name: str, secret: str, rules: Sequence[str]) -> None:
-        """Create or replace a Redis user; `secret` is the SHA-256 of its password."""
-        self._admin.execute_command("ACL SETUSER", name, "reset", "on", f"#{secret}", "resetchannels", *rules)
-
-    def _user(self, worker: str) -> str:
-        return f"tuna-{self._namespace}-{worker}"
-
-    def _join_rules(self, token_id: str) -> list[str]:
-        keys = [request_key(self._namespace, token_id), answer_key(self._namespace, token_id)]
-        return [*(f"~{_escaped(key)}" for key in keys), *_allowed(_JOIN_COMMANDS)]
-
-    def _rules(self, worker: store.NewWorker) -> list[str]:
-        """ACL rules of a member: its own queues and heartbeat, and the keys that all workers of this database share."""
-        prefix = f"tuna:{{{self._namespace}}}:"
-        queues = [queue_name(False, toolchain, "") for toolchain in worker.toolchains]
-        queues += [queue_name(True, "", environment) for environment in worker.environments]
-        keys = [prefix + name for name in ("leases", "holders", "results", "workers", f"order:{worker.name}")]
-        keys += broker_keys(queues)
-        patterns = [*map(_escaped, keys), _escaped(f"{prefix}worker:{worker.name}:") + "*"]
-        patterns.append(_escaped(f"{prefix}artifact") + "*")
-        return [*(f"~{pattern}" for pattern in patterns), "&/*.celeryev*", *_allowed(_COMMANDS)]
+            self.revocation.clear(worker.name)
+            return
+        self._granted.add(worker.name)
+        if worker.rights != rights:
+            for attempt in retrying():
+                with attempt, writing(self._engine) as connection:
+                    store.set_rights(connection, worker.name, rights)
 
 
-def settings_of_members(settings: Settings, key: str) -> dict[str, str]:
-    """Settings that new members get besides their credentials; `key` is the artifact signing key."""
-    found = {"TUNA_ARTIFACTS_KEY": key, "TUNA_LEASE_S": str(settings.lease_s)}
-    return found | ({"TUNA_ARTIFACTS_URL": settings.artifacts_url} if settings.artifacts_url else {})
-
-
-def _allowed(commands: str) -> list[str]:
-    return ["-@all", *(f"+{name}" for name in commands.split())]
-
-
-def _escaped(key: str) -> str:
-    """The key escaped as an ACL pattern; `?` replaces spaces, which a pattern cannot hold."""
-    return _INVALID_IN_PATTERN.sub("?", _GLOB.sub(r"\\\1", key))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def settings_of_members(settings: Settings) -> dict[str, str]:
+    """Settings that new members get besides their credentials: neither the key of artifacts nor their store."""
+    return {"TUNA_LEASE_S": str(settings.lease_s)}

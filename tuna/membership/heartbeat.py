@@ -136,6 +136,16 @@ class HeartbeatBoard:
             pipe.srem(self._names_key, name)
             pipe.execute()
 
+    def remove_worker(self, worker: str) -> None:
+        """Remove the status of each process of `worker`, whatever bytes its names are made of."""
+        start = f"{worker}:".encode()
+        names = [name for name in cast(set[bytes], self._client.smembers(self._names_key)) if name.startswith(start)]
+        if names:
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.unlink(*(self._prefix.encode() + name for name in names))
+                pipe.srem(self._names_key, *names)
+                pipe.execute()
+
     def live(self) -> list[WorkerStatus]:
         """Every worker with a heartbeat within `ttl_s`, by name; invalid entries are skipped."""
         names = sorted(redis_client.text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))

@@ -17,7 +17,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import redis
@@ -29,21 +29,34 @@ from tuna.errors import BadInput, ServiceError
 Role = Literal["compile", "eval"]
 #: Expiry of an unanswered request.
 REQUEST_TTL_S = 60
+#: A longer request is not even read.
+MAX_REQUEST_BYTES = 65_536
 _POLL_S = 0.2
 #: Chunks that one member may do at a time; of further processes it has no use.
 MAX_PROCESSES = 256
 _TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
 
 
+#: Without control characters, and those that change the order of what is printed.
+_Printable = Annotated[str, Field(max_length=255, pattern=r"^[^\p{Cc}\p{Cf}]*$")]
+#: What `Environment.machine_key` makes.
+_EnvironmentKey = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+#: Words with single blanks between them.
+_Toolchain = Annotated[str, Field(max_length=255, pattern=r"^[^\s\p{C}]+( [^\s\p{C}]+)*$")]
+
+
 class Facts(BaseModel):
-    """A joining worker's description of itself."""
+    """A joining worker's description of itself. A coordinator compares keys and toolchains with those of sessions as they are:
+    none is a pattern."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    host: str = Field(max_length=255)
-    pid: int
-    device: str = Field("", max_length=255)
-    environments: tuple[str, ...] = Field((), max_length=64)  #: keys of the environments that it measures in
-    toolchains: tuple[str, ...] = Field((), max_length=64)
+    host: _Printable
+    pid: int = Field(ge=0, lt=1 << 31)
+    device: _Printable = ""
+    environments: tuple[_EnvironmentKey, ...] = Field(
+        (), max_length=64
+    )  #: keys of the environments that it measures in
+    toolchains: tuple[_Toolchain, ...] = Field((), max_length=64)
     processes: int = Field(1, ge=1, le=MAX_PROCESSES)  #: chunks that it can do at a time
 
 

@@ -30,6 +30,7 @@ class NewWorker:
     toolchains: tuple[str, ...]
     password: str  #: SHA-256 (hex) of its Redis password
     processes: int  #: chunks that it can do at a time
+    rights: str  #: `Access.rights` with which its Redis user was made last
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,28 @@ def revoke_token(connection: sa.Connection, token_id: str) -> None:
         raise NotFound(f"There is no token {token_id}, or it was revoked before.", hint="see: `tuna token list`")
 
 
-def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
-    """Consume the token and store the worker; False if the token is no longer open (expired, revoked or just used)."""
+def use_token(connection: sa.Connection, token_id: str) -> bool:
+    """Consume the token; False if it is no longer open (expired, revoked or just used)."""
     used = sa.update(Token).where(Token.id == token_id, _is_open()).values(used_at=utc_now())
-    if connection.execute(used).rowcount != 1:
+    return connection.execute(used).rowcount == 1
+
+
+def spent_tokens(connection: sa.Connection, most: int | None = None) -> Sequence[Any]:
+    """Tokens (at most `most`) that can no longer be used and still have something in Redis."""
+    query = sa.select(Token.id, *_TOKEN_TIMES).where(Token.cleared_at.is_(None), sa.not_(_is_open()))
+    return connection.execute(query.order_by(Token.id).limit(most)).all()
+
+
+def admit(connection: sa.Connection, token_id: str, worker: NewWorker) -> bool:
+    """Consume the token and store the worker; False if the token is no longer open."""
+    if not use_token(connection, token_id):
         return False
     connection.execute(
         sa.insert(Worker).values(
             name=worker.name,
             token_id=token_id,
             password=worker.password,
+            rights=worker.rights,
             role=worker.role,
             host=worker.host,
             device=worker.device,
@@ -105,12 +118,30 @@ def members(connection: sa.Connection, *, include_former: bool = False) -> list[
             tuple(json.loads(row.toolchain)),
             row.password,
             row.processes,
+            row.rights,
             row.state,
             row.joined_at,
             row.seen_at,
         )
         for row in rows
     ]
+
+
+def uncleared_members(connection: sa.Connection, most: int) -> Sequence[Any]:
+    """Name and `revoked_at` of up to `most` former members that still have something in Redis."""
+    query = sa.select(Worker.name, Worker.revoked_at).where(Worker.cleared_at.is_(None), Worker.state.not_in(MEMBERS))
+    return connection.execute(query.order_by(Worker.id).limit(most)).all()
+
+
+def set_cleared(connection: sa.Connection, workers: Sequence[str], tokens: Sequence[str]) -> None:
+    """Record that nothing is left in Redis of these former members and spent tokens."""
+    connection.execute(sa.update(Worker).where(Worker.name.in_(workers)).values(cleared_at=utc_now()))
+    connection.execute(sa.update(Token).where(Token.id.in_(tokens)).values(cleared_at=utc_now()))
+
+
+def set_rights(connection: sa.Connection, name: str, rights: str) -> None:
+    """Record the rights that a member's Redis user was given."""
+    connection.execute(sa.update(Worker).where(Worker.name == name).values(rights=rights))
 
 
 def seen(connection: sa.Connection, names: Sequence[str]) -> None:
@@ -120,7 +151,7 @@ def seen(connection: sa.Connection, names: Sequence[str]) -> None:
 
 def set_state(connection: sa.Connection, name: str, state: str) -> bool:
     """Change the state of a worker that has access; False if there is none. `gone` and `revoked` are final."""
-    values: dict[str, Any] = {"state": state} | ({"revoked_at": utc_now()} if state == "revoked" else {})
+    values: dict[str, Any] = {"state": state} | ({} if state in MEMBERS else {"revoked_at": utc_now()})
     update = sa.update(Worker).where(Worker.name == name, Worker.state.in_(MEMBERS)).values(values)
     return bool(connection.execute(update).rowcount)
 

@@ -111,23 +111,37 @@ def redis_url(settings: Settings) -> str:
 
 def connect_admin(settings: Settings) -> redis.Redis:
     """The same as the Redis user that admits workers."""
-    return connect(settings, settings.redis_admin_url.get_secret_value() if settings.redis_admin_url else "")
+    return connect(settings, _admin_url(settings))
 
 
 def connect(settings: Settings, url: str = "") -> redis.Redis:
     """A client that answers; raises ServiceError with the address (without its password)."""
     url = url or redis_url(settings)
     try:
-        client = redis_client.retrying_client(url)
+        client = _client(url)
         client.ping()
-    except ValueError:  # whose text would quote what it parses as a port, such as half a password
-        hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
-        raise ServiceError("The URL of Redis is not usable.", hint=hint) from None
     except (redis.RedisError, OSError) as error:
         parts = urlsplit(url)
         address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
         raise ServiceError(f"Redis at {address} cannot be used: {error}", hint="run: `tuna doctor`") from None
     return client
+
+
+def impatient_clients(settings: Settings, wait_s: float) -> tuple[redis.Redis, redis.Redis]:
+    """A client, and one as the user that admits workers; neither has connected yet, and each waits `wait_s` for an answer."""
+    return _client(redis_url(settings), wait_s), _client(_admin_url(settings) or redis_url(settings), wait_s)
+
+
+def _admin_url(settings: Settings) -> str:
+    return settings.redis_admin_url.get_secret_value() if settings.redis_admin_url else ""
+
+
+def _client(url: str, wait_s: float | None = None) -> redis.Redis:
+    try:
+        return redis_client.single_attempt_client(url, wait_s) if wait_s else redis_client.retrying_client(url)
+    except ValueError:  # whose text would quote what it parses as a port, such as half a password
+        hint = "write /, @, # and ? in a password as %2F, %40, %23 and %3F"
+        raise ServiceError("The URL of Redis is not usable.", hint=hint) from None
 
 
 @contextlib.contextmanager

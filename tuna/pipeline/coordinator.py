@@ -90,7 +90,7 @@ class Coordinator:
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
         self.publisher = Publisher(engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace)
         self._client = client
-        told = settings_of_members(settings, keys.secret)
+        told = settings_of_members(settings)
         admin = connect_admin(settings) if settings.redis_admin_url else None
         self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
         self._retirement = key_rotation.Retirement(engine, artifacts)

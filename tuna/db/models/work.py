@@ -214,6 +214,7 @@ class Token(Base):
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    cleared_at: Mapped[datetime | None] = mapped_column(index=True)  #: when Redis had nothing left of it
 
 
 class Worker(Base):
@@ -233,4 +234,6 @@ class Worker(Base):
     state: Mapped[str] = text(16)  #: active, cordoned, draining, gone or revoked
     joined_at: Mapped[datetime] = mapped_column(default=utc_now)
     seen_at: Mapped[datetime] = mapped_column(default=utc_now)
-    revoked_at: Mapped[datetime | None]
+    rights: Mapped[str] = text(16, default="", server_default="")  #: digest of those that its Redis user was given
+    revoked_at: Mapped[datetime | None]  #: when it became gone or revoked
+    cleared_at: Mapped[datetime | None] = mapped_column(index=True)  #: when Redis had nothing left of it
