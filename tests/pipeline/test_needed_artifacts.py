@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -12,11 +13,14 @@ from jobs_builder import make_jobs, states
 
 from tuna.artifact_files import RedisFiles
 from tuna.artifacts import Artifacts
+from tuna.db import networks
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact
 from tuna.libraries.items import CodeObject, Rival, Trial, WorkItem
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
+from tuna.models import store
+from tuna.models.manifest import Manifest
 from tuna.pipeline import bodies, claim, job_actions, needed_artifacts
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
@@ -116,6 +120,22 @@ def test_a_job_that_waits_for_days_keeps_its_code(scene: Scene) -> None:
     assert scene.lives_long(digest)
     assert scene.client.zscore("tuna:{n}:artifacts", digest) > (scene.client.time()[0] + LONG_S) * 1000
     assert not scene.lives_long(gone)
+
+
+def test_the_files_of_an_imported_model_live_as_long_as_the_model(scene: Scene) -> None:
+    """They expired after a day, and no build of the model was possible any more."""
+    file, text = scene.store.put(b"a model"), scene.store.put(b"its module")
+    facts: dict[str, Any] = {"size_bytes": 7, "opset": "17", "shapes": {}, "target": "{}", "tvm": "", "inputs": ()}
+    manifest = Manifest(file=file, text=text, tasks=(), **facts)
+    with writing(scene.engine) as connection:
+        store.save(connection, "net", manifest, {})
+        networks.add_model(connection, networks.Named("by hand", "1"))
+    for name in (file, text):
+        scene.client.expire(f"tuna:{{n}}:artifact:{name}", 60)
+        scene.client.zadd("tuna:{n}:artifacts", {name: (scene.client.time()[0] + 60) * 1000})
+    needed_artifacts.keep(scene.engine, scene.store)
+    assert scene.lives_long(file)
+    assert scene.lives_long(text)
 
 
 def test_artifacts_that_are_gone_are_not_made_up_again(scene: Scene) -> None:

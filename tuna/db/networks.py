@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tuna.db.models import Base, Framework, Model, ModelConfig
+from tuna.db.models import Base, Framework, Kernel, Model, ModelConfig
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
 
@@ -135,6 +136,13 @@ def occurrences(connection: sa.Connection) -> dict[int, dict[str, int]]:
     for config_id, name, version, weight in connection.execute(query):
         found[config_id][str(Named(name, version))] = int(weight)
     return found
+
+
+def files(connection: sa.Connection) -> set[str]:
+    """The artifacts that the manifests of imported models name: their files, and the texts of their modules."""
+    query = sa.select(Kernel.blob).join(Model, Model.version == Kernel.digest).distinct()
+    manifests = [json.loads(blob) for blob in connection.execute(query).scalars()]
+    return {manifest[name] for manifest in manifests for name in ("file", "text")}
 
 
 def frameworks(connection: sa.Connection) -> list[Named]:

@@ -2,7 +2,7 @@
 
 Artifacts are shared by content: one compiled by a job may be what another waits for. Table `job_artifact` has a row for
 each artifact that a job needs, from the result that named it until the job ends. A store that expires entries keeps what
-has a row; the rest expires.
+has a row, and the files of imported models; the rest expires.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 
 from tuna.artifacts import Artifacts
+from tuna.db import networks
 from tuna.db.batches import parts
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.models import Job, JobArtifact
@@ -63,10 +64,13 @@ def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
 
 
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
-    """Renew what jobs need, and release what canceled jobs, and those whose workers were lost, needed.
+    """Renew what jobs and models need, and release what canceled jobs, and those whose workers were lost, needed.
 
     It may run in several coordinators at once. Memory is that of a page, whatever the number of jobs.
     """
+    with reading(engine) as connection:
+        files = networks.files(connection)
+    artifacts.renew(files)
     last = ""
     while True:
         ended = sa.func.min(sa.case((Job.state.in_(_ENDED), 1), else_=0))  # 1: all of its jobs have
