@@ -73,14 +73,32 @@ def test_a_probe_that_hangs_or_raises_has_answered(tmp_path: Path, monkeypatch: 
     assert Health([], GPU).examine(Raises()) == Fault(Cause.DEVICE_LOST, "GPU-a: RuntimeError: no driver")
 
 
-@pytest.mark.parametrize(
-    ("output", "trial_output"),
-    [("fin: write: No space left on device", ""), ("", "OSError: [Errno 122] Disk quota exceeded")],
-)
-def test_a_full_disk_is_known_by_what_a_program_said_of_it(output: str, trial_output: str) -> None:
+SAID = [("fin: write: No space left on device", ""), ("", "OSError: [Errno 122] Disk quota exceeded")]
+
+
+@pytest.mark.parametrize(("output", "trial_output"), SAID)
+def test_a_disk_without_room_is_looked_for_where_a_program_said_so(
+    output: str, trial_output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D19: fin died of a full disk, and 22 jobs were errored as `build_error`; its files were gone with it."""
-    found = Health([]).judge(failed(Cause.BUILD_ERROR, output, trial_output=trial_output), Card(), ALONE)
-    assert found == Fault(Cause.INFRA, output or trial_output)
+
+    def refuse(_fd: int, _offset: int, size_bytes: int) -> None:
+        assert size_bytes > 1 << 20
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    result = failed(Cause.BUILD_ERROR, output, trial_output=trial_output)
+    found = Health([tmp_path]).judge(result, Card(), ALONE)
+    assert found == Fault(Cause.INFRA, f"{tmp_path} has less than 256 MiB left: Disk quota exceeded")
+    assert Health([tmp_path]).judge(failed(Cause.BUILD_ERROR, "a bug"), Card(), ALONE) is None, "nobody said so"
+
+
+@pytest.mark.parametrize(("output", "trial_output"), SAID)
+def test_words_alone_put_no_worker_aside(output: str, trial_output: str, tmp_path: Path) -> None:
+    """Any candidate can print them."""
+    result = failed(Cause.RUN_ERROR, output, trial_output=trial_output)
+    assert Health([tmp_path]).judge(result, Card(), ALONE) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:

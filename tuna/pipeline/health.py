@@ -35,11 +35,13 @@ TRUSTED = 20
 #: How long the first time to wait for news of those others.
 NEWS_S = 2.0
 _TEST_BYTES = 1 << 20
+#: A program that runs out of space where there is this much without it is at fault itself.
+_ROOM_BYTES = 1 << 28
 #: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no processes or files left.
 _ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
 )
-#: The same as a foreign program says it; what it wrote is gone with it, so that there may be space again.
+#: What a foreign program says without space. What it wrote is gone with it, so that there may be some again.
 _WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 #: Failures that say nothing of the machine.
 _OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
@@ -124,8 +126,8 @@ class Health:
         if result.cause in _OF_THE_JOB:
             return None
         output = "\n".join([result.output_tail, *(trial.output_tail for trial in result.trials)])
-        if any(words in output for words in _WORDS):
-            return Fault(Cause.INFRA, next(line for line in output.splitlines() if any(w in line for w in _WORDS)))
+        if any(words in output for words in _WORDS) and (fault := self._lack_of_room()):  # any program can say them
+            return fault
         if fault := self.examine(library):
             return fault
         if result.cause is Cause.DEVICE_LOST:
@@ -139,6 +141,17 @@ class Health:
             return None
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
         return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
+
+    def _lack_of_room(self) -> Fault | None:
+        for folder in self._folders:
+            try:
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+            except OSError as error:
+                if error.errno in _ERRNOS:
+                    text = f"{folder} has less than {_ROOM_BYTES >> 20} MiB left: {error.strerror}"
+                    return Fault(Cause.INFRA, text)
+        return None
 
     @staticmethod
     def _elsewhere(succeeds: Callable[[], bool | None], wait_s: float) -> bool:
