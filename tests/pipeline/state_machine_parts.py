@@ -111,10 +111,10 @@ class ObservedLeases(Leases):
     moments: Moments
     opened: Callable[[Sequence[str]], None]
 
-    def open(self, chunks: Iterable[str]) -> None:
+    def open(self, chunks: Iterable[str], queue: str = "") -> None:
         chunks = list(chunks)
         self.moments.come("claimed")
-        super().open(chunks)
+        super().open(chunks, queue)
         self.opened(chunks)
 
     def drop(self, chunks: Sequence[str]) -> None:

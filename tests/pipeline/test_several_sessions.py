@@ -121,7 +121,8 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
     coordinator = make(celery, works_of(engine, [first, second]))
     coordinator.publish()
     assert [session for session, *_ in celery.sent] == [first, first, second, second], "in turn, and no more"
-    coordinator.publisher._untaken.clear()  # as if workers had taken them
+    for chunk in coordinator._leases.untaken():
+        assert coordinator._leases.take(chunk, "w:1/x", "{}")
     celery.sent.clear()
     with writing(engine) as connection:
         sessions.set_priority(connection, second, 9)
@@ -150,6 +151,17 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
     assert sum(taken(engine).values()) == 300
 
 
+def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:
+    """Each kept as many chunks waiting as one alone."""
+    first = make_jobs(engine, 120)
+    one, other = (make(Silent(), works_of(engine, [first])) for _ in range(2))
+    assert (one.publish(), other.publish()) == (4, 0)
+    (chunk, *_) = one._leases.untaken()
+    assert one._leases.take(chunk, "w:1/x", "{}")
+    assert (other.publish(), one.publish()) == (1, 0)
+    assert len(one._leases.waiting()) == 4
+
+
 def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:
     """P7: a run stood still behind another session's messages, and no line said so."""
     first = make_jobs(engine, 10)
@@ -160,7 +172,8 @@ def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[...
     assert mine.ahead() == {first: 2}
     assert theirs.ahead() == {second: 2}
     leases = mine._leases
-    (chunk, *_) = mine.publisher.untaken()
+    with reading(engine) as connection:
+        chunk = connection.execute(sa.select(Job.chunk).where(Job.session_id == second)).scalars().first()
     assert leases.take(chunk, "w:1/x", "{}")
     assert mine.ahead() == {}, "its own work is being done"
 

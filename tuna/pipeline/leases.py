@@ -5,6 +5,7 @@ Keys, all under `tuna:{<namespace>}:`
     leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
     holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a revoked worker
     results  stream      what workers report (see `results`)
+    waiting  hash        chunk -> its queue; of a chunk that no worker has taken, for coordinators alone
 
 A chunk that is not in `leases` has no holder: a worker that finds its chunk missing stops, and a message whose chunk is
 missing or already held is a stale copy and is dropped. So at-least-once delivery by the broker is enough.
@@ -105,15 +106,28 @@ class Leases:
         self._lease_ms = int(lease_s * 1000)
         prefix = f"tuna:{{{namespace}}}:"
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
+        self._waiting_key = prefix + "waiting"
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
         self._return_chunk, self._evict = client.register_script(_RETURN_CHUNK), client.register_script(_EVICT)
 
     # -- the coordinator's side ------------------------------------------------------------------------------------------
 
-    def open(self, chunks: Iterable[str]) -> None:
-        """Register chunks that are about to be published."""
-        self._client.zadd(self.leases_key, dict.fromkeys(chunks, "+inf"))
+    def open(self, chunks: Iterable[str], queue: str = "") -> None:
+        """Register chunks that are about to be published in a queue."""
+        queues: dict[Any, Any] = dict.fromkeys(chunks, queue)
+        with self._client.pipeline() as pipe:
+            pipe.zadd(self.leases_key, dict.fromkeys(queues, "+inf"))
+            pipe.hset(self._waiting_key, mapping=queues)
+            pipe.execute()
+
+    def waiting(self) -> dict[str, str]:
+        """The queue of each chunk that no worker has taken yet, whichever coordinator published it."""
+        queues = cast(dict[Any, Any], self._client.hgetall(self._waiting_key))
+        untaken = set(cast(list[Any], self._client.zrangebyscore(self.leases_key, "+inf", "+inf"))) if queues else set()
+        if taken := queues.keys() - untaken:
+            self._client.hdel(self._waiting_key, *taken)
+        return {redis_client.text(chunk): redis_client.text(queues[chunk]) for chunk in queues.keys() & untaken}
 
     def drop(self, chunks: Sequence[str]) -> None:
         """Delete the chunks and their leases, held or not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import redis
@@ -73,7 +73,6 @@ class Publisher:
         self._board = board
         self._pace = pace
         self._policy = policy
-        self._untaken: dict[str, str] = {}  # our chunks that no worker took -> queue
         self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
         self._served: dict[int, int] = {}  # session -> how many shares were published before its last one
         self._processes: Counter[str] = Counter()
@@ -82,33 +81,31 @@ class Publisher:
 
     def publish(self, works: Collection[SessionWork]) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
-        self._forget_taken()
         now, sent = time.monotonic(), 0
         without_jobs = {step for step, until in self._backoff_until.items() if until > now}
         by_id = {work.session_id: work for work in works}
-        while shares := self._shares(works, without_jobs):
+        waiting = Counter(self.leases.waiting().values())
+        while shares := self._shares(works, without_jobs, waiting):
             if self._is_full():
                 break
             for share in shares:
                 chunks, all_claimed = self._publish(by_id[share.step.session_id], share)
                 sent += chunks
+                waiting[share.step.queue] += chunks
                 if all_claimed:
                     key = (share.step.session_id, share.step.step)
                     without_jobs.add(key)
                     self._backoff_until[key] = now + _EMPTY_BACKOFF_S
         return sent
 
-    def untaken(self) -> Collection[str]:
-        """Chunks that were published here and that no worker had taken at the last call of `publish`."""
-        return self._untaken
-
-    def _shares(self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]]) -> list[Share]:
+    def _shares(
+        self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]], waiting: Mapping[str, int]
+    ) -> list[Share]:
         in_turn = sorted(works, key=lambda work: self._served.get(work.session_id, -1))
         steps = (step for work in in_turn for step in work.open_steps())
         ready = [step for step in steps if (step.session_id, step.step) not in without_jobs]
         if not ready:
             return []
-        waiting = Counter(self._untaken.values())
         return self._policy(Snapshot(ready, waiting, self._live_processes(), self._settings.queue_bound))
 
     def _publish(self, work: SessionWork, share: Share) -> tuple[int, bool]:
@@ -125,11 +122,10 @@ class Publisher:
             return 0, True
         self._served[work.session_id] = max(self._served.values(), default=0) + 1
         bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
-        self.leases.open(chunk.id for chunk in chunks)
+        self.leases.open((chunk.id for chunk in chunks), share.step.queue)
         with self._celery.producer_or_acquire() as producer:
             for chunk in chunks:
                 self.send(producer, work, step, chunk)
-                self._untaken[chunk.id] = share.step.queue
         return len(chunks), len(chunks) < wanted
 
     def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk) -> None:
@@ -160,11 +156,6 @@ class Publisher:
             retry=True,
             retry_policy=_RETRY_POLICY,
         )
-
-    def _forget_taken(self) -> None:
-        if self._untaken:
-            untaken = set(self.leases.untaken())
-            self._untaken = {chunk: queue for chunk, queue in self._untaken.items() if chunk in untaken}
 
     def _is_full(self) -> bool:
         if time.monotonic() < self._full_until:
