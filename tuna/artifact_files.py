@@ -33,7 +33,7 @@ MAX_BYTES = 1 << 30
 #: Expiry in Redis: of what is needed, renewed meanwhile, and of what no job needs any more.
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
-_FULL_TIMEOUT_S = 300.0
+FULL_TIMEOUT_S = 300.0
 #: Files that are deleted at a time.
 _REMOVERS = 8
 _POLL_S = 0.5
@@ -186,7 +186,7 @@ class RedisFiles:
     expires = True
     is_remote = True
 
-    def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = _FULL_TIMEOUT_S) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, bound_bytes: int, wait_s: float = FULL_TIMEOUT_S) -> None:
         """`wait_s`: seconds that a writer waits for space before it raises StorageFull."""
         self._client = client
         self._bound_bytes = bound_bytes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tuna import redis_client
 from tuna.artifact_cache import ArtifactCache
+from tuna.artifact_files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles
 from tuna.artifact_files import MAX_BYTES as MAX_BYTES
-from tuna.artifact_files import Files, RedisFiles, UrlFiles
 from tuna.settings import Settings
 from tuna.signatures import Keys
 
@@ -62,15 +62,17 @@ class Artifacts:
         newest: Callable[[], Keys | None] = lambda: None,
         *,
         cached: bool = False,
+        waits: bool = True,
     ) -> Artifacts:
         """The store of these settings: by default a directory in TUNA_HOME, or Redis if one is configured.
 
-        `cached`: whether to keep copies of what is read, for one that reads some artifacts again.
+        `cached`: whether to keep copies of what is read, for one that reads some artifacts again. `waits`: whether `put` waits
+        for space in Redis.
         """
         url = store_url(settings)
-        files = url or RedisFiles(
-            redis_client.retrying_client(_redis_of(settings)), namespace, settings.artifacts_mib << 20
-        )
+        client = None if url else redis_client.retrying_client(_redis_of(settings))
+        wait_s = FULL_TIMEOUT_S if waits else 0.0
+        files = url if client is None else RedisFiles(client, namespace, settings.artifacts_mib << 20, wait_s)
         bound_bytes = settings.cache_mib << 20 if cached else 0
         return cls(files, settings.home / "cache" / "artifacts", keys, bound_bytes, newest)
 
@@ -143,6 +145,16 @@ class Artifacts:
             data = self._read(digest, keys)
             cache.put(digest, data)
         return data
+
+    def signed(self, digest: str) -> dict[str, bytes]:
+        """The files of an artifact by name, for those who verify it: its bytes, and its signature by the current key.
+
+        Raises what `get` does.
+        """
+        files, keys = {digest: self.get(digest)}, self.keys
+        if keys is not None and keys.signs:
+            files[f"{digest}.{keys.ids[0]}"] = keys.sign(digest)
+        return files
 
     def _read(self, digest: str, keys: Keys | None) -> bytes:
         """The bytes in the store, verified with these keys."""

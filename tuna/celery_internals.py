@@ -7,7 +7,11 @@ installed: look at those files again, then change `READ_IN` and the pins togethe
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
+import math
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,6 +64,43 @@ def _member_transport() -> Any:
 
     channel = type("Channel", (redis.Channel,), {"do_restore": False})
     return type("Transport", (redis.Transport,), {"Channel": channel})
+
+
+def queue_entry(message: Any, queue: str) -> tuple[str, bytes]:
+    """A message of any broker as kombu's Redis transport stores it: the list of its priority, and the element."""
+    priority = int(message.properties.get("priority") or 0)
+    steps = [step for step in _PRIORITIES if step <= priority]
+    body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+    properties = {
+        "body_encoding": "base64",
+        "correlation_id": message.properties.get("correlation_id"),
+        "delivery_info": {"exchange": "", "routing_key": queue},
+        "delivery_mode": 2,
+        "delivery_tag": uuid.uuid4().hex,
+        "priority": priority,
+    }
+    entry = {
+        "body": base64.b64encode(body).decode(),
+        "content-encoding": message.content_encoding,
+        "content-type": message.content_type,
+        "headers": message.headers,
+        "properties": properties,
+    }
+    return queue_keys(queue)[len(steps)], json.dumps(entry).encode()
+
+
+def time_limit_s(message: Any) -> float:
+    """The hard time limit of a task's message; infinite if it has none."""
+    limits = message.headers.get("timelimit") or (None, None)
+    return float(limits[0]) if limits[0] is not None else math.inf
+
+
+def task_arguments(message: Any) -> dict[str, Any]:
+    """The keyword arguments of a task's message; raises ValueError for anything else."""
+    found = json.loads(message.body)
+    if not isinstance(found, list) or len(found) != 3 or not isinstance(found[1], dict):
+        raise ValueError("not the message of a task")
+    return found[1]
 
 
 def consumer(*args: Any, **options: Any) -> Any:

@@ -143,6 +143,11 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
     queue_bound: int = Field(256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)")
+    member_artifacts_mib: int = Field(
+        256, ge=1, description="memory in Redis of the artifacts of one worker that joined with a token"
+    )
+    member_reports_mib: int = Field(16, ge=1, description="memory in Redis of its reports that are not yet drained")
+    member_reports: int = Field(10_000, ge=1, description="number of its reports that are not yet drained")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )

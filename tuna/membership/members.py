@@ -160,3 +160,9 @@ def known_environments(connection: sa.Connection) -> dict[str, str]:
     """The toolchain of each environment that has a session, by `machine_key`."""
     rows = connection.execute(sa.select(Environment.machine_key, Environment.toolchain)).all()
     return {row.machine_key: row.toolchain for row in rows}
+
+
+def cordon(connection: sa.Connection, name: str) -> bool:
+    """Cordon a worker that is active; False if there is none."""
+    update = sa.update(Worker).where(Worker.name == name, Worker.state == "active").values(state="cordoned")
+    return bool(connection.execute(update).rowcount)

@@ -34,6 +34,7 @@ from tuna.pipeline import finals, key_rotation, needed_artifacts, reaper, server
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.member_work import MemberWork
 from tuna.pipeline.publisher import Publisher
 from tuna.pipeline.release import release
 from tuna.pipeline.results import ResultStream
@@ -46,6 +47,8 @@ log = structlog.get_logger(__name__)
 #: Between claim (committed) and publish a chunk is in SQL only; the reaper ignores it for this long.
 GRACE_S = 5.0
 _IDLE_MS = 200
+#: The same while members do something, whose reports arrive elsewhere.
+_MEMBERS_MS = 50
 #: Minimum duration of a round of claiming, publishing and draining.
 _ROUND_S = 0.1
 _REAP_EVERY_S = 1.0
@@ -84,7 +87,7 @@ class Coordinator:
         consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._stream = ResultStream(client, self._leases.results_key, consumer)
         keys = self._read_keys()
-        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, keys, self._read_keys)
+        self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, keys, self._read_keys, waits=False)
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
@@ -94,6 +97,7 @@ class Coordinator:
         admin = connect_admin(settings) if settings.redis_admin_url else None
         self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
         self._retirement = key_rotation.Retirement(engine, artifacts)
+        self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
         self._publish_bootstrap()
         self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = 0.0
         self._kept_at = -math.inf
@@ -107,6 +111,7 @@ class Coordinator:
                 stack.enter_context(structlog.contextvars.bound_contextvars(session=self._works[0].session_id))
             stack.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(_GC_THRESHOLD)
+            stack.callback(self._members.close)
             if self._engine.dialect.name != "sqlite":  # which has one writer at a time
                 # While a server works on one transaction, we prepare the other.
                 self._drainer = stack.enter_context(futures.ThreadPoolExecutor(1, "drain"))
@@ -118,6 +123,7 @@ class Coordinator:
                     with attempt:
                         if attempt.num > 1:  # nor could workers renew their leases meanwhile
                             self._patient_until = time.monotonic() + self._settings.lease_s / 2
+                            self._members.be_patient()
                         going = self._round(tick, finished)
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
@@ -126,7 +132,8 @@ class Coordinator:
         if self._refresh is not None and round_at - self._refreshed_at >= _REFRESH_EVERY_S:
             self._refreshed_at = round_at
             self._works = self._refresh()
-        moved = self._publish_and_drain()
+        moved = self._members.tick()
+        moved += self._publish_and_drain()
         moved += self._load_finals(self.drain.take_ended)
         self.reap()
         tick()
@@ -136,7 +143,7 @@ class Coordinator:
         elif finished() and not self._stream.backlog() and not self._load_finals():
             return False
         else:
-            self.drain.once(block_ms=_IDLE_MS)
+            self.drain.once(block_ms=_MEMBERS_MS if self._members.is_busy else _IDLE_MS)
         return True
 
     def _publish_and_drain(self) -> int:
@@ -191,7 +198,8 @@ class Coordinator:
             unwanted = untaken - reaper.wanted(connection, untaken)  # canceled or reclaimed, without a write to Redis
             others = reaper.of_missing_libraries(connection, expired)
         expired = [chunk for chunk in expired if chunk not in others]
-        gone = set(self._leases.missing(list(old))) | unwanted
+        unbegun = set(self._members.released)
+        gone = set(self._leases.missing(list(old))) | unwanted | unbegun
         unsent = self._lost_in_queue({chunk: old[chunk] for chunk in old.keys() - gone - set(expired)})
         if not expired and not gone and not unsent:
             return
@@ -204,6 +212,7 @@ class Coordinator:
                 again += release(connection, sorted(unsent), max_attempts=most, message_lost=True)
         # SQL first: after a crash here the next reaper finds the chunks again, without jobs in flight.
         self._leases.drop([*expired, *sorted(gone), *sorted(unsent)])
+        self._members.released -= unbegun
         if lost or again:
             log.warning("jobs reclaimed", from_lost_workers=lost, from_lost_messages=again)
 
@@ -252,6 +261,7 @@ class Coordinator:
 
     def _drain_all(self) -> None:
         """Drain everything that is in the stream by now, including entries that are pending in another drain."""
+        self._members.collect()
         last = self._stream.last_id()
         deadline = time.monotonic() + 2 * self._settings.lease_s
         while not self._stream.drained_up_to(last) and time.monotonic() < deadline:

@@ -21,12 +21,12 @@ import redis
 
 from tuna import redis_client
 
-_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
+NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _HOLDS = "if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end; "
 
 # KEYS: leases, holders, results.  ARGV: chunk, token, lease in ms, [entry]
 _TAKE = (
-    _NOW
+    NOW
     + """
 local holder = redis.call('HGET', KEYS[2], ARGV[1])
 if holder == ARGV[2] then return 1 end -- a retry: the answer was lost with the connection
@@ -37,9 +37,9 @@ redis.call('XADD', KEYS[3], '*', 'r', ARGV[4])
 return 1
 """
 )
-_RENEW = _NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); return 1"
+_RENEW = NOW + _HOLDS + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); return 1"
 _REPORT = (
-    _NOW
+    NOW
     + _HOLDS
     + "redis.call('ZADD', KEYS[1], 'XX', now + ARGV[3], ARGV[1]); redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]); return 1"
 )

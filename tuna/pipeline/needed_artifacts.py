@@ -63,6 +63,14 @@ def needed(connection: sa.Connection, digests: Iterable[str]) -> set[str]:
     return found
 
 
+def of_jobs(connection: sa.Connection, job_ids: Sequence[int]) -> set[str]:
+    """The artifacts that these jobs need."""
+    found: set[str] = set()
+    for part in parts(sorted(job_ids)):
+        found |= set(connection.execute(sa.select(JobArtifact.digest).where(JobArtifact.job_id.in_(part))).scalars())
+    return found
+
+
 def keep(engine: sa.Engine, artifacts: Artifacts) -> None:
     """Renew what jobs and models need, and release what canceled jobs, and those whose workers were lost, needed.
 

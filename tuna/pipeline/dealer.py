@@ -1,0 +1,229 @@
+"""Deals chunks of the shared queues to members, each of which takes from its own queue."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+from celery import Celery
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tuna import celery_internals
+from tuna.artifacts import Artifacts
+from tuna.db.engine import reading
+from tuna.membership import keys
+from tuna.membership.inbox import Inbox
+from tuna.membership.members import Member
+from tuna.membership.relay import Relay
+from tuna.membership.roster import Roster
+from tuna.pipeline import needed_artifacts
+from tuna.pipeline.dealt import Dealt, DealtChunks
+
+log = structlog.get_logger(__name__)
+
+#: A member has so many chunks more than processes, so that none of these waits for a coordinator.
+_AHEAD = 1
+#: Chunks that one call deals at most: a coordinator has other things to do.
+_MOST = 256
+#: Beyond the time limits of its chunks, for the way of messages and reports.
+_MARGIN_S = 10.0
+#: Pause in dealing to a member that ended a chunk without doing it; doubled each time until it finishes one.
+_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
+
+
+class _Item(BaseModel):
+    """What of a `WorkItem` says what it needs; made by this installation, so not looked at closely."""
+
+    model_config = ConfigDict(extra="ignore")
+    job_id: int
+    body: str | None = None
+    candidates: tuple[Any, ...] = ()
+    rivals: tuple[Any, ...] = ()
+
+
+class _Chunk(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    id: str
+    items: tuple[_Item, ...]
+
+
+class Pauses:
+    """How long no chunks are dealt to members that give them back, or lose them."""
+
+    def __init__(self) -> None:
+        self._failures: Counter[str] = Counter()
+        self._until: dict[str, float] = {}
+
+    def fail(self, worker: str) -> None:
+        """A chunk was not done."""
+        self._failures[worker] = min(self._failures[worker] + 1, 16)
+        pause_s = min(_MOST_PAUSE_S, _PAUSE_S * 2.0 ** (self._failures[worker] - 1))
+        self._until[worker] = time.monotonic() + pause_s
+
+    def finish(self, worker: str) -> None:
+        """A chunk was done."""
+        self._failures.pop(worker, None)
+        self._until.pop(worker, None)
+
+    def is_over(self, worker: str) -> bool:
+        """Whether chunks may be dealt to this member."""
+        return time.monotonic() >= self._until.get(worker, -math.inf)
+
+
+class Dealer:
+    """Gives each member as many chunks as it can do, and one more."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        celery: Celery,
+        artifacts: Artifacts,
+        roster: Roster,
+        relay: Relay,
+        inbox: Inbox,
+        dealt: DealtChunks,
+        pauses: Pauses,
+    ) -> None:
+        self._engine = engine
+        self._celery = celery
+        self._artifacts = artifacts
+        self._roster = roster
+        self._relay = relay
+        self._inbox = inbox
+        self._dealt = dealt
+        self._pauses = pauses
+        self._connection: Any = None
+        self._channel: Any = None
+
+    def has_place(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> bool:
+        """Whether any member could do more. `dealt`: all chunks that members have."""
+        return bool(self._free_places(members, Counter(one.member for one in dealt.values())))
+
+    def deal(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> int:
+        """Fill free places, one chunk for each member in turn; returns the number of chunks. `dealt`: all there are."""
+        free = self._free_places(members, Counter(one.member for one in dealt.values()))
+        if not free:
+            return 0
+        ends = {name: [one.ends_by for one in dealt.values() if one.member == name] for name in free}
+        by_name = {one.name: one for one in members}
+        empty: set[str] = set()
+        sent = 0
+        while free and sent < _MOST:
+            for name in list(free):
+                chunk = self._deal_one(by_name[name], ends[name], empty)
+                free[name] -= 1
+                sent += chunk
+                if not chunk or not free[name]:
+                    del free[name]
+        return sent
+
+    def close(self) -> None:
+        """Close the connection to the broker; another is made when needed."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.release()
+
+    def _free_places(self, members: Sequence[Member], has: Mapping[str, int]) -> dict[str, int]:
+        found = {}
+        for member in members:
+            live = min(self._relay.live(member.name), member.processes)
+            free = live + _AHEAD - has.get(member.name, 0)
+            if member.state == "active" and live and free > 0 and self._pauses.is_over(member.name):
+                found[member.name] = free
+        return found
+
+    def _deal_one(self, member: Member, ends: list[float], empty: set[str]) -> bool:
+        """Deal one chunk; False if the queues have none for this member."""
+        for queue in self._roster.queues(member):
+            while queue not in empty:
+                message = self._get(queue)
+                if message is None:
+                    empty.add(queue)
+                    break
+                try:
+                    outcome = self._hand_over(member, message, ends)
+                except Exception:
+                    message.requeue()
+                    raise
+                if outcome == "requeue":
+                    message.requeue()
+                    return False
+                message.ack()
+                if outcome == "dealt":
+                    return True
+        return False
+
+    def _get(self, queue: str) -> Any:
+        """A message of a shared queue; None if it is empty or does not exist."""
+        try:
+            if self._connection is None:
+                self._connection = self._celery.connection_for_read()
+            if self._channel is None:
+                self._channel = self._connection.channel()
+            return self._channel.basic_get(queue)
+        except Exception as error:
+            connection = self._connection
+            is_missing = isinstance(error, connection.channel_errors if connection else ()) and "NOT_FOUND" in str(
+                error
+            )
+            self._channel = None
+            if is_missing:
+                return None
+            self.close()
+            raise
+
+    def _hand_over(self, member: Member, message: Any, ends: list[float]) -> str:
+        """Deal the chunk of a message: `dealt`, `drop` (its lease is gone), or `requeue` (this member cannot have it)."""
+        try:
+            chunk = _Chunk.model_validate_json(celery_internals.task_arguments(message)["chunk"])
+        except (KeyError, ValueError, ValidationError) as error:
+            log.error("invalid message dropped", fault=str(error))
+            return "drop"
+        files = self._files(chunk)
+        if sum(map(len, files.values())) > self._inbox.quotas.artifact_bytes // (member.processes + _AHEAD):
+            log.warning("chunk not dealt: its artifacts are too large", worker=member.name, chunk=chunk.id)
+            self._pauses.fail(member.name)
+            return "requeue"
+        now = self._dealt.now()
+        running = sorted(ends)[-member.processes :]
+        begins_by = running[0] if len(running) == member.processes else now  # when a process is free at the latest
+        record = Dealt(
+            member=member.name,
+            items=len(chunk.items),
+            inputs=tuple(sorted({name.partition(".")[0] for name in files})),
+            dealt_at=now,
+            ends_by=max(now, begins_by) + min(celery_internals.time_limit_s(message), 1e9) + _MARGIN_S,
+        )
+        queue, entry = celery_internals.queue_entry(message, keys.WORK)
+        outcome = self._dealt.deal(chunk.id, record, queue, entry, files)
+        if outcome == "dealt":
+            ends.append(record.ends_by)
+            log.debug("chunk dealt", worker=member.name, chunk=chunk.id)
+        return {"dealt": "dealt", "stale": "drop"}.get(outcome, "requeue")
+
+    def _files(self, chunk: _Chunk) -> dict[str, bytes]:
+        """The files of the artifacts that the items need and the store has: a worker reports what is missing."""
+        named = set(_named(chunk))
+        if not named:
+            return {}
+        with reading(self._engine) as connection:
+            named |= needed_artifacts.of_jobs(connection, [item.job_id for item in chunk.items])
+        found: dict[str, bytes] = {}
+        for digest in sorted(named):
+            try:
+                found |= self._artifacts.signed(digest)
+            except KeyError:
+                log.debug("artifact to deal is missing", digest=digest, chunk=chunk.id)
+        return found
+
+
+def _named(chunk: _Chunk) -> Iterator[str]:
+    for item in chunk.items:
+        if item.body:
+            yield item.body
+        yield from (one["artifact"] for one in (*item.candidates, *item.rivals) if one.get("artifact"))
