@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
+from tuna.artifacts import Artifacts
 from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
@@ -181,3 +182,24 @@ def test_the_limit_of_a_job_grows_with_its_candidates() -> None:
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         CandidateOptions.model_validate(wrong)
+
+
+def test_what_is_checked_is_what_is_loaded(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M13: whoever can write to a shared folder changes each file in it as soon as it was read."""
+    item, built = toys.compile("good")
+    store = toys.context.artifacts
+    assert isinstance(store, Artifacts)
+    read, changed = store._files.read, list[str]()
+
+    def read_and_change(name: str) -> bytes:
+        data = read(name)
+        store._files.write(name, b"evil")
+        changed.append(name)
+        return data
+
+    monkeypatch.setattr(store._files, "read", read_and_change)
+    result = toys._run(follow(item, built, "eval"), toys.context)
+    assert [trial.cause for trial in result.trials] == [None]
+    assert changed == [built.trials[0].artifact]
+    with pytest.raises(KeyError):
+        store.get(built.trials[0].artifact or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, parse_line
 from tuna.libraries.context import RunContext
-from tuna.libraries.items import Candidate, WorkItem
+from tuna.libraries.items import Candidate, CodeObject, WorkItem
 from tuna.libraries.miopen import MiopenLibrary, fin, kernels, request
 from tuna.queues import queue_name
 
@@ -66,6 +67,24 @@ def test_a_solver_without_kernels_is_put_to_fin_with_an_empty_list_of_them(
     assert job["solvers"] == ["GemmFwdRest"]
     (entry,) = job["miopen_perf_compile_result"]
     assert (entry["solver_name"], entry["kernel_objects"]) == ("GemmFwdRest", [])
+
+
+def test_the_kernels_that_were_checked_are_what_fin_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M13: whoever can write to a shared folder changes each file in it as soon as it was read."""
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
+    code = tuple(CodeObject(artifact=store.put(data), name="k", args="") for data in (b"one", b"two"))
+    made = kernels.Compiled("S", "a", 0, "", False, None, code)
+    read = store._files.read
+
+    def read_and_change(name: str) -> bytes:
+        data = read(name)
+        store._files.write(name, b"evil")
+        return data
+
+    monkeypatch.setattr(store._files, "read", read_and_change)
+    assert [kernels.decode(found).code for found in kernels.fetch(made, store)] == [b"one", b"two"]
+    with pytest.raises(KeyError):
+        kernels.fetch(made, store)
 
 
 def test_queues_are_of_what_can_serve_them_and_not_of_a_session() -> None:

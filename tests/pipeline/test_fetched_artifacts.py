@@ -136,3 +136,22 @@ def test_more_than_memory_should_hold_is_read_one_by_one(scene: Any, monkeypatch
     assert states(one.engine) == {"evaluated": 10}
     assert (len(one.read), len(one.within)) == (8, 3)
     assert one.count(Kernel) == 11
+
+
+def test_what_is_checked_is_what_is_kept_for_exports_and_archives(scene: Any, tmp_path: Path) -> None:
+    """M13: the file is changed in the store as soon as it was read."""
+    one = scene(3)
+    files, read = one.store._files, one.store._files.read
+
+    def read_and_change(name: str) -> bytes:
+        data = read(name)
+        files.write(name, b"evil")
+        return data
+
+    files.read = read_and_change
+    one.measure()
+    assert states(one.engine) == {"evaluated": 3}
+    with reading(one.engine) as connection:
+        kept = set(connection.execute(sa.select(Kernel.blob)).scalars())
+    assert kept == {b"code 0", b"code 1", b"code 2", b"text"}
+    assert {read(digest) for digest in one.digests} == {b"evil"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,25 @@ def test_a_huge_artifact_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         stream.truncate(artifacts.MAX_BYTES + 1)
     with pytest.raises(KeyError):
         store.get(digest)
+
+
+def test_what_others_put_into_a_shared_folder_is_no_artifact_and_blocks_nobody(tmp_path: Path) -> None:
+    store = Artifacts((tmp_path / "a").as_uri(), tmp_path / "cache")
+    digest = store.put(b"code")
+    place = tmp_path / "a" / digest[:2] / digest
+    (tmp_path / "elsewhere").write_bytes(b"code")
+    for plant in (
+        lambda: place.symlink_to("/dev/zero"), lambda: os.mkfifo(place), place.mkdir,
+        lambda: place.symlink_to(tmp_path / "elsewhere"), lambda: place.symlink_to(place),
+    ):  # fmt: skip
+        place.unlink()
+        plant()
+        with pytest.raises(KeyError):
+            store.get(digest)
+        if place.is_dir():
+            place.rmdir()
+        assert store.put(b"code") == digest
+        assert store.get(digest) == b"code"
 
 
 def test_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:

@@ -27,12 +27,14 @@ class BuildCache:
         self._folder = folder
 
     def find(self, key: str, output: Path) -> dict[str, Any] | None:
-        """The facts of the build, whose library is copied to `output`; None if it is not there."""
+        """The facts of the build, whose library is copied to `output`; None if it is not there as it was kept."""
         library, facts = self._paths(key)
         try:
             found: dict[str, Any] = json.loads(facts.read_bytes())
             shutil.copyfile(library, output)
-        except (OSError, ValueError):
+            if found.pop("sha256") != _sha256(output):
+                return None
+        except (OSError, ValueError, KeyError):
             return None
         with contextlib.suppress(OSError):  # in use
             os.utime(facts)
@@ -43,8 +45,9 @@ class BuildCache:
         kept_library, kept_facts = self._paths(key)
         with atomic_file(kept_library) as temporary:
             shutil.copyfile(library, temporary)
+            digest = _sha256(temporary)
         with atomic_file(kept_facts) as temporary:
-            temporary.write_text(json.dumps(facts))
+            temporary.write_text(json.dumps({**facts, "sha256": digest}))
         oldest_last = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in oldest_last[_KEPT:]:
             path.unlink(missing_ok=True)
@@ -58,6 +61,10 @@ def key_of(parts: Mapping[str, Any]) -> str:
     """The key of a build from what goes into it, and from Tuna's own code that makes it."""
     text = json.dumps({**parts, "code": _code()}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _code() -> str:
