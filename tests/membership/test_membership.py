@@ -269,6 +269,16 @@ def test_a_member_uses_its_own_keys(gate: Gate, url: str) -> None:
     assert client.get(control_key("n", name)) is None
 
 
+def test_in_another_database_than_the_first_a_member_reaches_that_one_alone(engine: sa.Engine, url: str) -> None:
+    there = redis.Redis.from_url(with_password(url.removesuffix("/0") + "/3", ADMIN))
+    name, client = member(Gate(engine, there, "n", 10, Leases(there, "n", 10).evict), url.removesuffix("/0") + "/3")
+    assert client.hset(keys.prefix("n", name) + "dealt", "chunk", "token") == 1
+    assert there.hlen(keys.prefix("n", name) + "dealt") == 1
+    for number in (0, 1, 30):
+        _refused(client, "SELECT", str(number))
+    there.flushdb()
+
+
 def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(
     gate: Gate, url: str, admin: redis.Redis, engine: sa.Engine
 ) -> None:

@@ -76,7 +76,9 @@ class Access:
         return self._rules(keys.all_keys(self._namespace, worker), keys.COMMANDS)
 
     def _rules(self, names: Sequence[str], commands: str) -> list[str]:
-        words = [*commands.split(), f"select|{self._database}"]
+        words = commands.split() + (
+            [f"select|{self._database}"] if self._database else []
+        )  # clients begin in database 0
         return ["resetchannels", *(f"~{_exact(name)}" for name in names), "-@all", *(f"+{word}" for word in words)]
 
 
