@@ -23,11 +23,12 @@ def configure(level: str, form: str, path: str | None = None) -> None:
     ]
     handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
     last: list[Any] = (
-        [structlog.processors.format_exc_info, _as_logstash, structlog.processors.JSONRenderer()]
+        [_as_logstash, structlog.processors.JSONRenderer()]
         if form == "json"
-        # Not rich's tracebacks: they show local variables, and with them passwords.
         else [_as_text, structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
     )
+    # Not rich's tracebacks: they show local variables, and with them passwords. As text before it is made inert.
+    last.insert(0, structlog.processors.format_exc_info)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]

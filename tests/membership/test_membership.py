@@ -24,7 +24,7 @@ from tuna.membership import members as store
 from tuna.membership.announcements import control_key
 from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
-from tuna.membership.join import Facts, JoinToken, answer_key, join, join_user, request_key
+from tuna.membership.join import Facts, JoinToken, join, join_user, request_key
 from tuna.pipeline.leases import Leases
 from tuna.testing.servers import redis_server, with_password
 
@@ -182,101 +182,6 @@ def test_a_stranger_gets_nothing(gate: Gate, url: str) -> None:
     stranger = redis.Redis.from_url(url)
     with pytest.raises(redis.AuthenticationError):
         stranger.get("unacked")
-
-
-#: Commands on one key that a member's own keys would allow, were they not missing from its rights: slow, or not needed.
-_KEY_COMMANDS = [
-    "DEL {}", "UNLINK {}", "EXPIRE {} 1", "RENAME {} {}", "DUMP {}", "RESTORE {} 0 x", "TYPE {}", "OBJECT FREQ {}", "SORT {}",
-    "MEMORY USAGE {}", "MEMORY DOCTOR", "HGETALL {}", "LRANGE {} 0 -1", "XRANGE {} - +", "XREAD STREAMS {} 0", "XTRIM {} MAXLEN 0",
-    "XGROUP CREATE {} g 0", "XDEL {} 1-1", "SETRANGE {} 536870911 x", "SETBIT {} 4294967295 1", "APPEND {} x", "SET {} x",
-    "MIGRATE h 1 {} 0 1", "COPY {} {}", "MOVE {} 1", "PFADD {} x", "GEOADD {} 1 1 x", "SUNIONSTORE {} {}", "BITOP NOT {} {}",
-    "LCS {} {}", "ZADD {} 1 x", "PUBLISH {} x", "SUBSCRIBE {}", "SSUBSCRIBE {}", "WATCH {}",
-]  # fmt: skip
-_ADMINISTRATION = [
-    "CONFIG GET *", "CONFIG SET maxmemory 1", "CONFIG REWRITE", "ACL LIST", "ACL SETUSER evil on nopass ~* +@all", "ACL WHOAMI",
-    "ACL GENPASS", "KEYS *", "SCAN 0", "FLUSHALL", "FLUSHDB", "SCRIPT FLUSH", "SCRIPT LOAD x", "SCRIPT KILL", "SHUTDOWN",
-    "CLIENT LIST", "CLIENT KILL ID 1", "CLIENT PAUSE 1000", "CLIENT NO-EVICT on", "CLIENT SETNAME x", "CLIENT TRACKING on",
-    "CLIENT UNBLOCK 1", "DEBUG SLEEP 0", "SAVE", "BGSAVE", "BGREWRITEAOF", "LASTSAVE", "REPLICAOF no one", "SYNC", "PSYNC ? -1",
-    "MONITOR", "INFO", "PSUBSCRIBE *", "MODULE LIST", "MODULE LOAD x", "RANDOMKEY", "DBSIZE", "SWAPDB 0 1", "SELECT 1", "WAIT 1 0",
-    "EVAL return(1) 0", "EVALSHA x 0", "EVAL_RO return(1) 0", "FUNCTION LOAD x", "FUNCTION FLUSH", "FCALL f 0", "PUBSUB CHANNELS",
-    "LATENCY DOCTOR", "SLOWLOG GET", "COMMAND", "CLUSTER INFO", "FAILOVER", "TIME",
-]  # fmt: skip
-#: What a server says of commands that it does not have, or has switched off.
-_MISSING = ("unknown command", "unknown subcommand", "debug command not allowed", "module command not allowed")
-
-
-def _refused(client: redis.Redis, *words: str) -> None:
-    with pytest.raises(redis.ResponseError) as error:
-        client.execute_command(*words)
-    said = str(error.value).lower()
-    assert "permission" in said or said.startswith(_MISSING), said
-
-
-@pytest.mark.parametrize("who", ["compile", "eval", "join"])
-def test_a_user_reaches_its_own_keys_and_nothing_else(gate: Gate, url: str, admin: redis.Redis, who: str) -> None:
-    other, _ = member(gate, url, "eval", DEVICE)
-    foreign = keys.all_keys("n", other) + [
-        "tuna:{n}:" + name for name in ("leases", "results", "workers", "dealt", "store")
-    ]
-    foreign += [
-        "unacked",
-        f"compile.{HOME.toolchain}",
-        f"eval.{HOME.key}",
-        "anything",
-        "tuna:namespaces",
-        "tuna:{m}:leases",
-    ]
-    if who == "join":
-        token = gate.create_token("compile", 60, url)
-        client = redis.Redis.from_url(with_password(url, token.password, join_user("n", token.id)))
-        own = [request_key("n", token.id), answer_key("n", token.id)]
-        assert [client.set(key, "x", ex=60) for key in own] == [True, True]
-        call = client.getdel
-    else:
-        name, client = member(gate, url, who, COMPILER if who == "compile" else DEVICE)
-        own = keys.all_keys("n", name)
-        assert [client.get(key) for key in own] == [None] * len(own)
-        start = keys.prefix("n", name)
-        foreign += [
-            f"{own[0]}x",
-            own[0][:-1],
-            start,
-            f"{start}xwork",
-            control_key("n", other),
-            f"tuna:{{n}}:worker:{name}:1",
-        ]
-        call = client.get
-    foreign += [request_key("n", "0" * 12), *(key.upper() for key in own), *(f"{key}*" for key in own)]
-    for key in foreign:
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            call(key)
-    for command in _ADMINISTRATION:
-        _refused(client, *command.split())
-    for command in _KEY_COMMANDS:
-        if who == "join" and command.startswith("SET "):
-            continue
-        _refused(client, *(word.format(own[0]) for word in command.split()))
-    assert admin.acl_whoami() == "default"
-
-
-def test_a_member_uses_its_own_keys(gate: Gate, url: str) -> None:
-    name, client = member(gate, url)
-    start = keys.prefix("n", name)
-    assert client.lpush(f"{start}work\x06\x163", "x") == 1
-    assert client.brpop([f"{start}work", f"{start}work\x06\x163"], 1)
-    assert client.hset(f"{start}dealt", "chunk", "token") == 1
-    assert client.xadd(f"{start}reports", {"r": "x"})
-    assert client.get(control_key("n", name)) is None
-
-
-def test_in_another_database_than_the_first_a_member_reaches_that_one_alone(engine: sa.Engine, url: str) -> None:
-    there = redis.Redis.from_url(with_password(url.removesuffix("/0") + "/3", ADMIN))
-    name, client = member(Gate(engine, there, "n", 10, Leases(there, "n", 10).evict), url.removesuffix("/0") + "/3")
-    assert client.hset(keys.prefix("n", name) + "dealt", "chunk", "token") == 1
-    assert there.hlen(keys.prefix("n", name) + "dealt") == 1
-    for number in (0, 1, 30):
-        _refused(client, "SELECT", str(number))
-    there.flushdb()
 
 
 def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(

@@ -15,13 +15,14 @@ from tuna.libraries.registry import get_library
 from tuna.membership import keys
 from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
-from tuna.membership.join import Facts, JoinToken, join, join_user
+from tuna.membership.join import Facts, JoinToken, Role, join, join_user
 from tuna.pipeline.leases import Leases
 from tuna.testing.servers import with_password
 
 ADMIN = "the-admins"
 HOME = get_library("noop").environment()
 COMPILER = Facts(host="some host", pid=7, toolchains=(HOME.toolchain,))
+DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.machine_key,))
 #: Bytes that are no text.
 ODD = b"\xff\xfe\x00\n*?["
 
@@ -60,15 +61,15 @@ class Site:
             stop.set()
             thread.join()
 
-    def token(self, ttl_s: float = 60) -> JoinToken:
-        return self.gate.create_token("compile", ttl_s, self.url)
+    def token(self, role: Role = "compile") -> JoinToken:
+        return self.gate.create_token(role, 60, self.url)
 
     def of_token(self, token: JoinToken) -> redis.Redis:
         return redis.Redis.from_url(with_password(self.url, token.password, join_user(self.namespace, token.id)))
 
-    def member(self) -> tuple[str, redis.Redis]:
+    def member(self, role: Role = "compile", facts: Facts = COMPILER) -> tuple[str, redis.Redis]:
         """A worker that joined: its name, and its own client."""
-        told = self.while_ticking(lambda: join(self.token().full(), "compile", COMPILER, 10))
+        told = self.while_ticking(lambda: join(self.token(role).full(), role, facts, 10))
         return told["TUNA_WORKER_NAME"], redis.Redis.from_url(told["TUNA_BROKER_URL"])
 
     def left(self, *whose: str) -> list[str]:

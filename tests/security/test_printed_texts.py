@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import structlog
+from builders import DatabaseBuilder, memory, tuned_network
+from joined_site import HOME, Site
 
 from tuna import api, logs
 from tuna.cli import show, watch
 from tuna.cli.console import print_table, say
 from tuna.cli.main import guarded, tuna
+from tuna.db import models
+from tuna.db.engine import reading
 from tuna.db.overview import Failure, Overview
 from tuna.errors import TunaError
+from tuna.membership import members
+from tuna.membership.join import request_key
+from tuna.pipeline.messages import summary, title
+from tuna.reports import html
+from tuna.reports.queries import read_figures
 from tuna.sentences import inert, last_line, one_line
 
 HOSTILE = [
@@ -119,6 +130,87 @@ def test_logs(capsys: pytest.CaptureFixture[str], form: str) -> None:
         assert json.loads(said)["worker"] == ALL
     else:
         assert not re.search(r"^(Error|2026-01-01|forged)", said, re.MULTILINE)
+
+
+#: Words that a shell would run, or a page or a printf-like formatter interpret.
+SHELL = "; touch /tmp/X; # $(touch /tmp/X) `touch /tmp/X` {0} %s {{ 7 * 7 }}"
+MARKUP = "\"'><script>alert(1)</script>&amp;"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_logs_of_exceptions(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    logs.configure("INFO", form)
+    for name in ("tuna", "celery.worker"):  # Celery's messages have an exception's text, and its traceback
+        try:
+            raise ValueError(f"{ALL}{FORGED}")
+        except ValueError:
+            structlog.get_logger(name).exception("scrape failed", worker=[ALL])
+            logging.getLogger(name).exception("Task %s raised: %s", ALL, FORGED)
+    said = capsys.readouterr().err
+    assert said.count("Traceback") == 4
+    assert _obeyed(said) == []
+    assert not re.search(r"^(Error|2026-01-01|forged)", said, re.MULTILINE)
+
+
+def test_what_flower_shows() -> None:
+    """Names of queues, tasks and arguments: made of solvers, layers and libraries, which come from files and plug-ins."""
+    text = ALL + FORGED + SHELL
+    item = SimpleNamespace(session_id=1, solver=text, layer=SimpleNamespace(label=text * 1000))
+    chunk: Any = SimpleNamespace(library=text, step=text, items=(item, item))
+    shown = title(chunk) + summary(chunk)
+    assert _obeyed(shown) == []
+    assert "\n" not in shown
+    assert len(shown) < 1000
+
+
+def test_the_page_of_a_report() -> None:
+    """Opened in a browser, or printed by `cat`."""
+    text = ALL + FORGED + SHELL + MARKUP
+    with memory().connect() as connection:
+        build = DatabaseBuilder(connection)
+        page = _page(build, tuned_network(build), text)
+    assert _obeyed(page) == []
+    assert page.count("<script>") == 1
+    assert "{{ 7 * 7 }}" in page
+    assert "touch /tmp/X" in page
+
+
+def _page(build: DatabaseBuilder, session: int, text: str) -> str:
+    """A report in which every text from outside is `text`."""
+    for change in (
+        sa.update(models.Session).values(reason=text),
+        sa.update(models.Environment).values(flags={text: text}, device=text),
+        sa.update(models.Config).values(label=text),
+        sa.update(models.Solver).where(models.Solver.id == 1).values(name=text),
+        sa.update(models.StepResult).values(output_tail=text, reproduce=text, worker=text),
+        sa.update(models.StepResult).where(models.StepResult.device != "").values(device=text),
+        sa.update(models.Trial).values(output_tail=text, params=text),
+        sa.update(models.FindDb).values(params=text),
+    ):
+        build.connection.execute(change)
+    return html.render(read_figures(build.connection, session))
+
+
+def test_names_and_hosts_in_claims(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a worker that joins: control characters are refused, the rest is inert, and its name is made of letters."""
+    told = {
+        "secret": "",
+        "role": "compile",
+        "facts": {"host": SHELL + MARKUP, "pid": 1, "toolchains": [HOME.toolchain]},
+    }
+    for host, device in ((SHELL + MARKUP, SHELL), (ALL, ""), ("", ALL), (FORGED, ""), ("", FORGED)):
+        token = site.token()
+        facts = told["facts"] | {"host": host, "device": device}
+        request = json.dumps(told | {"secret": token.secret, "facts": facts})
+        site.admin.set(request_key(site.namespace, token.id), request)
+        site.gate.tick()
+    with reading(site.engine) as connection:
+        (member,) = members.members(connection)
+    assert re.fullmatch(r"compile-[A-Za-z0-9.-]{1,80}-[0-9a-f]{8}", member.name)
+    assert guarded(tuna, ["workers"]) == 0
+    said = capsys.readouterr()
+    assert member.name in said.out
+    assert _obeyed(said.out + said.err) == []
 
 
 def test_commands_print_by_these_functions_alone() -> None:

@@ -8,7 +8,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
+from tuna.sentences import one_line
 from tuna.vocabulary import Cause
+
+#: Characters of the texts that Celery's events have of a chunk.
+_SHOWN_CHARS = 300
 
 
 def _understood(version: int) -> int:
@@ -74,10 +78,15 @@ class Report(_Message):
         return self.model_copy(update={"results": tuple(results)})
 
 
+def title(chunk: Chunk) -> str:
+    """The name of a chunk's task in Celery's events, which Flower shows: inert, as names come from plug-ins."""
+    return one_line(f"{chunk.library} {chunk.step} of session {chunk.items[0].session_id}", _SHOWN_CHARS)
+
+
 def summary(chunk: Chunk) -> str:
-    """A chunk's first item in words, and how many more there are."""
+    """A chunk's first item in words, and how many more there are: inert, as labels come from files."""
     first, more = chunk.items[0], len(chunk.items) - 1
-    return f"{first.solver} on {first.layer.label}" + (f" and {more} more" if more else "")
+    return one_line(f"{first.solver} on {first.layer.label}", _SHOWN_CHARS) + (f" and {more} more" if more else "")
 
 
 def task_message(chunk: Chunk) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tuna.pipeline import bodies
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.leases import Leases
-from tuna.pipeline.messages import Chunk, summary, task_message
+from tuna.pipeline.messages import Chunk, summary, task_message, title
 from tuna.pipeline.policies import Policy, Share, Snapshot, by_priority
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
@@ -145,7 +145,7 @@ class Publisher:
             "tuna.run_chunk",
             kwargs=task_message(message),
             # What Celery's events say of the task, and Flower shows.
-            shadow=f"{message.library} {message.step} of session {work.session_id}",
+            shadow=title(message),
             argsrepr="()",
             kwargsrepr=summary(message),
             queue=work.queue(step),

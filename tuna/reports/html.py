@@ -17,6 +17,7 @@ from tuna.files import atomic_file
 from tuna.reports import curves, formats
 from tuna.reports.layers import MAX_CURVES
 from tuna.reports.report_data import LayerFigures, ReportFigures, SolverFigures
+from tuna.sentences import inert
 
 #: Layers whose solvers the page lists; of more, those that take the longest, so that the page of 10,000 layers still opens.
 MAX_DETAILS = 500
@@ -75,6 +76,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuna.reports", "."),
         autoescape=True,
+        finalize=_inert,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -84,6 +86,11 @@ def _environment() -> Environment:
     environment.filters |= {"interval": interval_bar, "ms": _milliseconds}
     environment.tests["failed"] = lambda layer: bool(layer.failed) or any(solver.cause for solver in layer.solvers)
     return environment
+
+
+def _inert(value: object) -> object:
+    """A text from outside without what a terminal would obey; what is markup already is ours."""
+    return inert(value) if type(value) is str else value
 
 
 @pass_context
