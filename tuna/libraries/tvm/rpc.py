@@ -152,6 +152,11 @@ def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> 
         ) from error
 
 
+def close(session: Any) -> None:
+    """End a session, so that its board serves others; without it that happens once nothing refers to the session."""
+    session.get_function("CloseRPCConnection")()
+
+
 def last_line(error: BaseException) -> str:
     """What TVM's error says, without the trace that stands before it, and without a full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

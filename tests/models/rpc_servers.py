@@ -1,0 +1,74 @@
+"""TVM's own RPC tracker and servers on loopback, and what is no board though a tracker names it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from shared_data import need
+from tvm import rpc
+
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.testing.servers import wait_until
+
+#: Ports of this process and its neighbours; a server takes the next free one.
+_PORTS = 20000 + os.getpid() % 400 * 50
+_MAGIC = struct.pack("<i", 0x2F271)
+_START_S = 60.0
+
+
+@contextlib.contextmanager
+def server(**options: Any) -> Iterator[Any]:
+    """A server of one session at a time."""
+    need(find_spec("cloudpickle"), "cloudpickle (pip install '.[rpc]')")
+    found = rpc.Server("127.0.0.1", port=_PORTS, port_end=_PORTS + 400, silent=True, **options)
+    try:
+        yield found
+    finally:
+        found.terminate()
+
+
+@contextlib.contextmanager
+def board(key: str) -> Iterator[Tracker]:
+    """A tracker that has one board with this device key."""
+    need(find_spec("tornado"), "tornado (pip install '.[rpc]')")
+    from tvm.rpc.tracker import Tracker as TvmTracker
+
+    running = TvmTracker("127.0.0.1", port=_PORTS, port_end=_PORTS + 400, silent=True)
+    try:
+        tracker = Tracker("127.0.0.1", int(running.port))
+        with server(tracker_addr=(tracker.host, tracker.port), key=key):
+            wait_until(lambda: key in tracker.boards(_START_S), _START_S)
+            yield tracker
+    finally:
+        running.terminate()
+
+
+@contextlib.contextmanager
+def silent_board(key: str) -> Iterator[Tracker]:
+    """A tracker whose only board accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as listener:
+        place = ["127.0.0.1", silent.getsockname()[1], f"{key}:0.5"]
+        answers = {6: {"server_info": [{"key": f"server:{key}"}]}, 4: place}
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        client.recv(4, socket.MSG_WAITALL)
+                        client.sendall(_MAGIC)
+                        (size,) = struct.unpack("<i", client.recv(4, socket.MSG_WAITALL))
+                        code, *_ = json.loads(client.recv(size, socket.MSG_WAITALL))
+                        text = json.dumps([0, answers[code]]).encode()
+                        client.sendall(struct.pack("<i", len(text)) + text)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield Tracker("127.0.0.1", listener.getsockname()[1])
