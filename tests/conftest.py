@@ -84,6 +84,7 @@ TVM_MODULES = (
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.compiler",
     "tuna.libraries.tvm.evaluator",
+    "tuna.models.benchmark_child",
     "tuna.models.child",
 )
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes twice the time of SQLite.

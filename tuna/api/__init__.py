@@ -21,6 +21,7 @@ from tuna.api.archives import (
     list_sessions,
     restore_session,
 )
+from tuna.api.benchmarks import BenchmarkOptions, Board, benchmark_model, list_benchmarks
 from tuna.api.capture import CapturedProgram, capture
 from tuna.api.configs import (
     ImportedConfigs,
@@ -54,7 +55,7 @@ from tuna.api.jobs import (
     run,
 )
 from tuna.api.keys import RotatedKey, SigningKey, list_keys, rotate_key
-from tuna.api.model_building import BuiltModel, Checks, build_model
+from tuna.api.model_building import TOLERANCE, BuiltModel, Checks, build_model
 from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
@@ -94,6 +95,9 @@ from tuna.api.workers import (
 
 __all__ = [
     "MODEL_ENDINGS",
+    "TOLERANCE",
+    "BenchmarkOptions",
+    "Board",
     "BuiltModel",
     "CanceledJobs",
     "CapturedProgram",
@@ -117,6 +121,7 @@ __all__ = [
     "Worker",
     "add_network",
     "archive_session",
+    "benchmark_model",
     "build_model",
     "cancel",
     "capture",
@@ -138,6 +143,7 @@ __all__ = [
     "import_model",
     "init_session",
     "join",
+    "list_benchmarks",
     "list_conditions",
     "list_configs",
     "list_job_options",

@@ -34,6 +34,11 @@ COMMANDS = {
     "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
     "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),
     "model": ("tuna.cli.model", "model", "Import models, see their tasks, build them with the kernels that won."),
+    "benchmark-model": (
+        "tuna.cli.benchmark",
+        "benchmark_model",
+        "Time a built model on a board behind TVM RPC, or here.",
+    ),
     "tune": ("tuna.cli.tune", "tune", "Tune a list of layers, or an ONNX model, with one command."),
     "results": ("tuna.cli.query", "results", "List the winners of a session with all that is known of each."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),

@@ -11,6 +11,7 @@ import click
 
 from tuna import api
 from tuna.cli import options
+from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
 from tuna.sentences import counted
@@ -154,6 +155,9 @@ def build(
         print_json(_as_json(built))
     else:
         show_built(built)
+
+
+model.add_command(benchmarks)
 
 
 @click.command()

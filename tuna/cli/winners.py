@@ -47,6 +47,11 @@ def print_winners(figures: ReportFigures) -> None:
     )
     if total:
         say(_sentence(figures, total))
+    for model in figures.models:
+        beside = f", {model.ratio:.2f} of {model.first}" if model.first != model.label else ""
+        say(
+            f"{model.name} on {model.where}: {model.time_ms:.4g} ms ({model.low_ms:.4g} to {model.high_ms:.4g}){beside}"
+        )
     if figures.header.noisy:
         say(
             f"noisy: the machine was busy while {formats.count(figures.header.noisy)} of the results were measured",

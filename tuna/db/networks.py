@@ -85,6 +85,14 @@ def find(connection: sa.Connection, text: str) -> tuple[int, Named]:
     raise NotFound(f"There is no model {text!r}.", hint=f"models: {there or 'none yet'}")
 
 
+def ids_of(connection: sa.Connection, text: str) -> list[int]:
+    """The ids of every model `NAME`, or of `NAME@VERSION`; raises NotFound."""
+    name, _, version = text.partition("@")
+    query = sa.select(Model.id, Model.version).where(Model.name == name)
+    found = [row.id for row in connection.execute(query) if row.version.startswith(version)]
+    return found or [find(connection, text)[0]]
+
+
 def weights(connection: sa.Connection, model_id: int) -> dict[int, int]:
     """How often each config occurs in the model; of several frameworks or numbers of GPUs the largest counts."""
     query = sa.select(ModelConfig.config_id, sa.func.max(ModelConfig.weight)).group_by(ModelConfig.config_id)

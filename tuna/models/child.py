@@ -1,13 +1,12 @@
 """The child process that reads, builds and checks models. Imports TVM; the command line never does.
 
-What a user did wrong is not an exception here but an answer with `refused` and `hint`, which `process` raises again.
+What a user did wrong is not an exception here but an answer, which `process` raises again (`refusals`).
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,13 @@ from typing import Any
 import tvm
 
 from tuna.configs import TaskConfig, from_json
-from tuna.errors import TunaError
 from tuna.models import build, choosing, importer, timing
 from tuna.models.kernels import Kernels, Record
 from tuna.models.manifest import Class
+from tuna.models.refusals import refusing
 
 
-def _refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(handler)
-    def answer(**arguments: Any) -> dict[str, Any]:
-        try:
-            return handler(**arguments)
-        except TunaError as error:
-            return {"refused": str(error), "hint": error.hint}
-
-    return answer
-
-
-@_refusing
+@refusing
 def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str) -> dict[str, Any]:
     """The tasks of the model file, with the text of those that have no core; writes the module's text to `text`."""
     model = importer.read(Path(path), shapes, batch)
@@ -49,7 +37,7 @@ def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None
     }
 
 
-@_refusing
+@refusing
 def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]) -> dict[str, Any]:
     """Estimated cycles of the best point of each solver, by task key; `bodies` of tasks without a core by their SHA-256."""
     found = [task for task in map(_task, tasks) if task]
@@ -58,7 +46,7 @@ def estimate(tasks: list[dict[str, Any]], target: str, bodies: Mapping[str, str]
     }
 
 
-@_refusing
+@refusing
 def make(
     path: str,
     target: str,
@@ -89,7 +77,7 @@ def make(
     }
 
 
-@_refusing
+@refusing
 def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str) -> dict[str, Any]:
     """Build the model as TVM does without Tuna, into the shared library `output`."""
     model = importer.read(Path(path), shapes)
@@ -98,7 +86,7 @@ def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str)
     return {}
 
 
-@_refusing
+@refusing
 def check(
     path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals: bool, recorded: str, untuned: str
 ) -> dict[str, Any]:

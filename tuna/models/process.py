@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.models.refusals import accepted
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.sentences import install_extra
@@ -44,9 +45,7 @@ class ModelProcess:
             raise BadInput(f"The model cannot be processed: {error}", hint=_last_lines(error.traceback)) from error
         except (ChildCrashed, ChildTimeout) as error:
             raise BadInput(f"The process that compiles models ended: {error}", hint=_last_lines(error.tail)) from error
-        if "refused" in answer:
-            raise BadInput(answer["refused"], hint=answer["hint"])
-        return answer
+        return accepted(answer)
 
     def close(self) -> None:
         """End the child."""

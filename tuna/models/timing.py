@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +15,11 @@ from tvm import relax
 
 from tuna.errors import BadInput
 from tuna.models import onnx_reference, others
+from tuna.models.differences import largest_error
 from tuna.models.importer import inputs_of
 from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
-#: Added to an output's largest magnitude: a sigmoid far below 0 is exact to fewer digits.
-_SMALL = 1e-3
 #: A round runs each for about this long.
 _ROUND_S = 0.1
 
@@ -112,13 +110,7 @@ def _outputs(answer: Any) -> list[Any]:
 def _error(ours: list[Any], expected: list[Any]) -> float:
     if len(ours) != len(expected):
         raise BadInput(f"The built model has {len(ours)} outputs, not {len(expected)}.")
-    worst = 0.0
-    for found, right in zip(ours, expected, strict=True):
-        if found.shape != right.shape or not np.all(np.isfinite(found)):
-            return sys.float_info.max
-        scale = float(np.max(np.abs(right))) + _SMALL
-        worst = max(worst, float(np.max(np.abs(found.astype(np.float64) - right))) / scale)
-    return worst
+    return largest_error(ours, expected)
 
 
 def _in_turn(contenders: dict[str, Callable[[], object]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from tuna.db.benchmarks import ModelTime
+
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
 
@@ -206,6 +208,7 @@ class ReportFigures:
     jobs: tuple[tuple[str, int], ...]  #: (state, number of jobs), most first
     failures: tuple[FailureFigures, ...]
     devices: tuple[DeviceFigures, ...]
+    models: tuple[ModelTime, ...] = ()  #: of which layers of the session are part, the latest last
 
     @property
     def trials(self) -> int:
@@ -270,6 +273,7 @@ class ReportFigures:
             fields["header"][name] = moment.isoformat() if moment else None
         fields["header"]["environment"] = dict(self.header.environment)
         fields["jobs"] = dict(self.jobs)
+        fields["models"] = [model.as_json() for model in self.models]
         for layer, shown in zip(self.layers, fields["layers"], strict=True):
             shown |= {name: getattr(layer, name) for name in ("speed_up", "gain_untuned", "gain_other")}
             shown["untuned_ms"] = layer.untuned.time_ms if layer.untuned else None

@@ -12,7 +12,7 @@ from tuna.db.models.configs import (
     Model,
     ModelConfig,
 )
-from tuna.db.models.results import FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel, Kernel
+from tuna.db.models.results import Benchmark, FindDb, FindDbKernel, Golden, GoldenEntry, GoldenKernel, Kernel
 from tuna.db.models.work import (
     DeadLetter,
     Device,
@@ -35,6 +35,7 @@ __all__ = [
     "TABLE_OPTIONS",
     "Base",
     "BatchNormConfig",
+    "Benchmark",
     "Config",
     "ConfigTag",
     "ConvConfig",

@@ -1,8 +1,9 @@
-"""Results that are kept: the find db, kernels, golden versions."""
+"""Results that are kept: the find db, kernels, golden versions, times of whole models."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
@@ -119,3 +120,28 @@ class GoldenKernel(Base):
     kernel: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)
     name: Mapped[str] = text(1024)
     args: Mapped[str] = mapped_column(LongText)
+
+
+class Benchmark(Base):
+    """The time of a whole model on a board or this machine; those of one lease, measured in turn, have the same run."""
+
+    __tablename__ = "benchmark"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run: Mapped[str] = text(36)
+    number: Mapped[int]  #: in its run
+    model_id: Mapped[int | None] = mapped_column(ForeignKey("model.id", ondelete="SET NULL"), index=True)
+    label: Mapped[str] = text(255)  #: name of its file
+    artifact: Mapped[str] = text(64)  #: SHA-256 of it
+    function: Mapped[str] = text(128)
+    tracker: Mapped[str] = text(255)  #: of TVM RPC; empty: this machine
+    device: Mapped[str] = text(255)  #: device key, or name of the CPU
+    extents: Mapped[dict[str, Any]]  #: values of the open ones
+    inputs: Mapped[str] = mapped_column(LongText)
+    time_ms: Mapped[float]  #: median
+    low_ms: Mapped[float]  #: 95 % interval of the median
+    high_ms: Mapped[float]
+    repeats: Mapped[int]
+    noisy: Mapped[bool]
+    error: Mapped[float | None]  #: against the first of its run; NULL: not finite, or of another shape
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    __table_args__ = table(UniqueConstraint("run", "number"))

@@ -1,0 +1,248 @@
+"""`tuna benchmark-model`: models run and are timed on a board behind TVM RPC, and on this machine, through the same calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nets
+import numpy as np
+import onnx
+import pytest
+import relax_models
+import rpc_servers
+import tvm
+from command_lines import Ended
+
+from tuna import api
+from tuna.errors import BadInput, NotFound, ServiceError
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.models import arguments, benchmark, build, importer
+from tuna.models.benchmark import BenchmarkProcess, Place
+
+KEY = "loopback"
+X = "x=2,3:float32"
+
+
+@pytest.fixture(scope="module")
+def tracker() -> Iterator[Tracker]:
+    with rpc_servers.board(KEY) as found:
+        yield found
+
+
+@pytest.fixture(params=["board", "local"])
+def where(request: pytest.FixtureRequest) -> list[str]:
+    """The words that say where."""
+    if request.param == "local":
+        return ["--local"]
+    return on(request.getfixturevalue("tracker"))
+
+
+def on(tracker: Tracker, key: str = KEY) -> list[str]:
+    return ["--tvm-tracker", str(tracker), "--device-key", key]
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed does not matter here."""
+    monkeypatch.setattr(benchmark, "_ROUND_S", 0.001)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The compiled library of a model, made once."""
+    folder, made = tmp_path_factory.mktemp("models"), dict[str, Path]()
+
+    def find(model: Callable[..., Any], *args: Any) -> Path:
+        name = "_".join([model.__name__, *map(str, args)])
+        made[name] = made.get(name) or relax_models.build(model(*args), folder / f"{name}.so")
+        return made[name]
+
+    return find
+
+
+Type = Callable[..., Ended]
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "extents", "outputs"),
+    [
+        (relax_models.static, ["--input", X], [{}], [[[2, 3]]]),
+        (relax_models.symbolic, ["--input", "x=n,3:float32", "--shape", "n=1,4,8"], [{"n": n} for n in (1, 4, 8)], []),
+        (relax_models.shape_argument, ["--input", "shape=n,5:shape", "--shape", "n=2,7"], [{"n": 2}, {"n": 7}], []),
+        (relax_models.tuple_parameter, ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=2,3:float32"], [{}], []),
+        (relax_models.tuple_result, ["--input", X], [{}], []),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)  # fmt: skip
+def test_models_of_every_kind_are_timed(
+    type_in: Type,
+    library: Callable[..., Path],
+    where: list[str],
+    model: Any,
+    words: list[str],
+    extents: Any,
+    outputs: Any,
+) -> None:
+    ended = type_in("tuna", "benchmark-model", library(model), *where, *words, "--json")
+    assert ended.code == 0, ended
+    rows = json.loads(ended.out)
+    assert [row["extents"] for row in rows] == extents
+    for row in rows:
+        assert 0 < row["low_ms"] <= row["time_ms"] <= row["high_ms"]
+        assert (row["error"], row["repeats"], row["ratio"]) == (0.0, benchmark.ROUNDS, 1.0)
+    if "--local" not in where:
+        assert {(row["device"], row["tracker"]) for row in rows} == {(KEY, where[1])}
+    listed = json.loads(type_in("tuna", "model", "benchmarks", "--json").out)
+    assert listed == rows
+
+
+def test_the_outputs_of_each_kind_are_seen(library: Callable[..., Path], tracker: Tracker) -> None:
+    place = Place(tracker, KEY)
+    (point,) = benchmark.measure(place, {"a": library(relax_models.tuple_result)}, [arguments.parse(X)], [{}])
+    assert point.outputs == [[2, 3]] * 3
+    given = [arguments.parse("shape=n,5:shape")]
+    points = benchmark.measure(place, {"a": library(relax_models.shape_argument)}, given, [{"n": 2}, {"n": 7}])
+    assert [point.outputs for point in points] == [[[2, 5]], [[7, 5]]]
+
+
+def test_models_with_other_answers_are_timed_and_told_apart(
+    type_in: Type, library: Callable[..., Path], where: list[str]
+) -> None:
+    static, other = library(relax_models.static), library(relax_models.static, 1.5)
+    ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
+    assert ended.code == 1
+    assert f"the outputs of {other.name} differ by" in ended.err
+    first, second = api.list_benchmarks()
+    assert (first.error, first.run, first.label, second.label) == (0.0, second.run, static.name, other.name)
+    assert second.error is not None
+    assert 0.1 < second.error < 0.5
+
+
+def test_answers_that_are_not_finite_are_no_result(
+    type_in: Type, library: Callable[..., Path], where: list[str]
+) -> None:
+    static, other = library(relax_models.static), library(relax_models.static, float("inf"))
+    ended = type_in("tuna", "benchmark-model", static, *where, "--input", X, "--against", other)
+    assert (ended.code, "are not finite or have other shapes" in ended.err) == (1, True)
+    assert [row.error for row in api.list_benchmarks()] == [0.0, None]
+
+
+def test_a_built_model_is_timed_in_turn_with_the_untuned_one(type_in: Type, tracker: Tracker, tmp_path: Path) -> None:
+    model, tuned, untuned = nets.residual(), tmp_path / "net.so", tmp_path / "untuned.so"
+    onnx.save(model, tmp_path / "net.onnx")
+    assert type_in("tuna", "model", "import", "net", tmp_path / "net.onnx").code == 0
+    ended = type_in("tuna", "model", "build", "net", "-o", tuned, "--no-compare", "--no-rivals")
+    assert ended.code == 0, ended
+    target = tvm.target.Target(json.loads(get_library("tvm").environment().target))
+    build.compile_to(build.plan(importer.to_relax(model, "net"), None, target), target, untuned)
+    ended = type_in("tuna", "benchmark-model", tuned, *on(tracker), "--against", untuned)
+    assert ended.code == 0, ended  # the inputs are those of net.so.json
+    first, second = api.list_benchmarks("net")[:1] + api.list_benchmarks()[1:]
+    assert (first.label, second.label, second.model) == ("net.so", "untuned.so", "")
+    assert first.model.startswith("net@")
+    assert first.inputs == "x=1,3,16,16:float32"
+    assert second.error is not None
+    assert 0 < second.error < 1e-4
+    assert second.ratio == second.time_ms / first.time_ms
+    assert "net.so (net@" in type_in("tuna", "model", "benchmarks", "net").out
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "said"),
+    [
+        (relax_models.static, ["--input", "x=2,4:float32"], "does not take this input x: .* mismatch to specified constant"),
+        (relax_models.static, ["--input", "x=2,3:float64"], "does not take this input x: .* float64"),
+        (relax_models.static, ["--input", "x=2,3:shape"], "does not take this input x: "),
+        (relax_models.static, ["--input", "y=2,3:float32"], "The model has no input y"),
+        (relax_models.static, ["--input", X, "--function", "other"], "has no function other"),
+        (relax_models.tuple_parameter, ["--input", X], "The input p is missing"),
+        (relax_models.tuple_parameter, ["--input", X, "--input", X.replace("x", "p")], "does not take this input p: "),
+        (
+            relax_models.tuple_parameter,
+            ["--input", X, "--input", "p.0=2,3:float32", "--input", "p.1=3:shape"],
+            "p cannot be sent to a board: TVM can make a tuple of arrays alone",
+        ),
+        (
+            relax_models.symbolic,
+            ["--input", "x=n,3:float32", "--shape", "n=1,178956971", "--memory", "1024"],
+            "The input x needs 2.15 GB on the board, which has 1.07 GB left",
+        ),
+    ],
+    ids=lambda case: getattr(case, "__name__", case if isinstance(case, str) else " "),
+)  # fmt: skip
+def test_a_wrong_argument_is_named_and_nothing_is_stored(
+    type_in: Type, library: Callable[..., Path], where: list[str], model: Any, words: list[str], said: str
+) -> None:
+    ended = type_in("tuna", "benchmark-model", library(model), *where, *words)
+    assert ended.code == BadInput.exit_code, ended
+    assert len([line for line in ended.err.splitlines() if line.startswith("Error: ")]) == 1
+    assert re.search(said, ended.err), ended.err
+    assert api.list_benchmarks() == []
+
+
+def test_the_board_is_free_again_after_an_error(type_in: Type, library: Callable[..., Path], tracker: Tracker) -> None:
+    static = library(relax_models.static)
+    for shape, code in (("2,4", BadInput.exit_code), ("2,3", 0), ("2,4", BadInput.exit_code), ("2,3", 0)):
+        assert type_in("tuna", "benchmark-model", static, *on(tracker), "--input", f"x={shape}:float32").code == code
+
+
+def test_what_is_no_library_of_a_model_is_refused(type_in: Type, library: Callable[..., Path], tmp_path: Path) -> None:
+    text, missing, cut = tmp_path / "model.onnx", tmp_path / "none.so", tmp_path / "cut.so"
+    text.write_text("x")
+    foreign = Path(np._core._multiarray_umath.__file__)
+    cut.write_bytes(foreign.read_bytes()[:5000])
+    for path, said in (
+        (text, "is no shared library"),
+        (missing, "cannot be read"),
+        (foreign, "cannot be loaded there"),
+        (cut, "the child ended with SIG"),
+    ):
+        ended = type_in("tuna", "benchmark-model", path, "--local", "--input", X)
+        assert (ended.code, said in ended.err) == (BadInput.exit_code, True), ended
+    static = library(relax_models.static)
+    assert "same library" in type_in("tuna", "benchmark-model", static, "--local", "--against", static).err
+
+
+def test_where_it_runs_must_be_said(type_in: Type, library: Callable[..., Path], tracker: Tracker) -> None:
+    static = library(relax_models.static)
+    for words in ([], ["--device-key", KEY], ["--tvm-tracker", str(tracker)], ["--local", *on(tracker)]):
+        ended = type_in("tuna", "benchmark-model", static, *words)
+        assert (ended.code, "Name a board" in ended.err) == (BadInput.exit_code, True)
+    ended = type_in("tuna", "benchmark-model", static, *on(tracker, "phone"), "--input", X)
+    assert (ended.code, f"device keys: {KEY}" in ended.err) == (NotFound.exit_code, True)
+
+
+def test_a_held_board_is_waited_for_and_no_longer(library: Callable[..., Path], tracker: Tracker) -> None:
+    place = Place(tracker, KEY)
+    given = {"key": KEY, "wait_s": 60, "lease_s": 60, "function": "main", "memory_bytes": None}
+    with BenchmarkProcess(place, []) as holder:
+        holder.call("open", tracker=[tracker.host, tracker.port], **given)
+        with pytest.raises(ServiceError, match="No board with the device key 'loopback' became free within 1 s"):
+            list(benchmark.measure(Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
+    (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}])
+    assert point.outputs == [[2, 3]]
+
+
+def test_a_board_that_says_nothing_ends_at_the_deadline(
+    library: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "_START_S", 2.0)
+    with rpc_servers.silent_board("mute") as tracker:
+        started = time.monotonic()
+        with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
+            list(benchmark.measure(Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
+        assert time.monotonic() - started < 30
+
+
+def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:
+    for place, network in ((Place(), False), (Place(tracker, KEY), True)):
+        with BenchmarkProcess(place, []) as process:
+            box = process._child.box
+            assert box is not None
+            assert box.network is network

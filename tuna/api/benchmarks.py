@@ -1,0 +1,172 @@
+"""Models: time built ones on a board behind TVM RPC or on this machine, and list what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.db.benchmarks import ModelTime
+    from tuna.models.arguments import Argument
+    from tuna.models.benchmark import Place
+
+#: An error that stands for outputs that are not finite, or of another shape.
+_NONE = sys.float_info.max
+_LABEL_CHARS = 255
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board behind a TVM RPC tracker."""
+
+    tracker: str  #: HOST:PORT
+    device_key: str
+    wait_s: float = 60.0  #: for it to be free
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """How models are timed."""
+
+    function: str = "main"
+    seed: int = 0  #: of the random inputs
+    limit_s: float = 600.0  #: of one call of the board or the child, which is killed then
+    memory_mib: int | None = None  #: that arguments may take; default: what the board says it has
+
+
+_OPTIONS = BenchmarkOptions()
+
+
+def benchmark_model(
+    library: Path,
+    board: Board | None = None,
+    *,
+    inputs: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    against: Path | None = None,
+    options: BenchmarkOptions = _OPTIONS,
+    on_point: Callable[[int, int], None] = lambda number, points: None,
+) -> list[ModelTime]:
+    """Run a built model, and `against` in turn with it in the same session, and time both; the rows that were stored.
+
+    Without a board it runs on this machine's measuring cores, in a box. `inputs` are as `x=n,3:float32`, `p.0=2,3:float32` (of a
+    tuple) or `s=n,4:shape`; by default those of `LIBRARY.json`. `shapes` give values to open extents: `n=1,4,8`. Raises
+    BadInput, naming an argument that does not fit; NotFound for an unknown device key; ServiceError for a board or
+    tracker that does not answer.
+    """
+    from tuna.db import benchmarks
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+    from tuna.models import arguments, benchmark
+
+    files = {benchmark.digest(path): path for path in (library, *([against] if against else []))}
+    if against and len(files) == 1:
+        raise BadInput(f"{against.name} is the same library as {library.name}.")
+    facts = [_facts(path) for path in files.values()]
+    given = [arguments.parse(text) for text in inputs or _inputs_of(library, facts[0])]
+    points = arguments.sweep(given, shapes)
+    labels = _labels(list(files.values()))
+    engine = open_database()
+    rows: list[benchmarks.NewBenchmark] = []
+    with _place(board, options) as (place, device):
+        measured = benchmark.measure(
+            place,
+            dict(zip(labels, files.values(), strict=True)),
+            given,
+            points,
+            function=options.function,
+            seed=options.seed,
+            on_point=lambda number: on_point(number, len(points)),
+        )
+        with writing(engine) as connection:
+            ids = [benchmarks.model_id(connection, str(fact.get("model")), str(fact.get("version"))) for fact in facts]
+        for point in measured:
+            for label, artifact, model_id in zip(labels, files, ids, strict=True):
+                timing, error = point.timings[label], point.errors[label]
+                rows.append(
+                    benchmarks.NewBenchmark(
+                        model_id=model_id,
+                        label=label[:_LABEL_CHARS],
+                        artifact=artifact,
+                        function=options.function,
+                        tracker=board.tracker if board else "",
+                        device=device,
+                        extents=dict(point.extents),
+                        inputs=" ".join(inputs or map(_text, given)),
+                        time_ms=timing.time_ms,
+                        low_ms=timing.low_ms,
+                        high_ms=timing.high_ms,
+                        repeats=len(timing.times_ms),
+                        noisy=timing.noisy,
+                        error=None if error >= _NONE else error,
+                    )
+                )
+    with writing(engine) as connection:
+        return benchmarks.of_run(connection, benchmarks.store(connection, rows))
+
+
+def list_benchmarks(model: str | None = None) -> list[ModelTime]:
+    """The times of whole models, of the imports `NAME` or `NAME@VERSION` or of all, the latest last. Raises NotFound."""
+    from tuna.db import benchmarks, networks
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+
+    with reading(open_database()) as connection:
+        return benchmarks.of_models(connection, None if model is None else networks.ids_of(connection, model))
+
+
+@contextlib.contextmanager
+def _place(board: Board | None, options: BenchmarkOptions) -> Iterator[tuple[Place, str]]:
+    """Where to run, and the name of the device; this machine is locked against other measurements meanwhile."""
+    from tuna.libraries.registry import get_library
+    from tuna.libraries.tvm.rpc import Tracker
+    from tuna.models.benchmark import Place
+    from tuna.pipeline.devices import device_for
+    from tuna.sandbox.device_lock import device_lock
+    from tuna.settings import get_settings
+
+    memory = None if options.memory_mib is None else options.memory_mib << 20
+    library = get_library("tvm")
+    if board is not None:
+        library.toolchain()  # raises LibraryMissing
+        tracker = Tracker.parse(board.tracker)
+        yield (
+            Place(tracker, board.device_key, wait_s=board.wait_s, limit_s=options.limit_s, memory_bytes=memory),
+            board.device_key,
+        )
+        return
+    device = device_for(library, get_settings())
+    with device_lock(device.locks):
+        yield Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory), library.environment().device
+
+
+def _facts(library: Path) -> Mapping[str, Any]:
+    """What `tuna model build` wrote beside a library; empty where there is nothing of it."""
+    try:
+        found = json.loads(Path(f"{library}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _inputs_of(library: Path, facts: Mapping[str, Any]) -> list[str]:
+    try:
+        return [f"{one['name']}={','.join(map(str, one['shape']))}:{one['dtype']}" for one in facts.get("inputs", [])]
+    except (TypeError, KeyError):
+        raise BadInput(f"{library}.json is not as `tuna model build` writes it.", hint="give --input") from None
+
+
+def _text(argument: Argument) -> str:
+    return f"{argument}={','.join(map(str, argument.extents))}:{argument.type}"
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]

@@ -1,0 +1,117 @@
+"""Commands that time whole models: `tuna benchmark-model`, `tuna model benchmarks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    from tuna.db.benchmarks import ModelTime
+
+
+@click.command("benchmark-model")
+@click.argument("library", metavar="MODEL.so", type=click.Path(path_type=Path))
+@click.option("--tvm-tracker", "tracker", metavar="HOST:PORT", help="TVM RPC tracker of the board.")
+@click.option("--device-key", metavar="KEY", help="Key with which the board registered.")
+@click.option("--local", is_flag=True, help="Run on this machine's measuring cores, in a box.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=SHAPE:TYPE",
+    help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of MODEL.so.json.",
+)
+@click.option("--shape", "shapes", multiple=True, metavar="n=1,4,8", help="Values of an open extent; may be repeated.")
+@click.option("--against", type=click.Path(path_type=Path), metavar="OTHER.so", help="Time this one in turn with it.")
+@click.option("--function", default="main", show_default=True, help="Function of the models.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True, help="Of the inputs.")
+@click.option("--wait", "wait_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds.")
+@click.option(
+    "--timeout", "limit_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds of one call."
+)
+@click.option(
+    "--memory", "memory_mib", type=options.COUNT, metavar="MIB", help="That the inputs may take on the board."
+)
+@options.as_json
+def benchmark_model(
+    library: Path,
+    tracker: str | None,
+    device_key: str | None,
+    local: bool,
+    inputs: tuple[str, ...],
+    shapes: tuple[str, ...],
+    against: Path | None,
+    function: str,
+    seed: int,
+    wait_s: float,
+    limit_s: float,
+    memory_mib: int | None,
+    as_json: bool,
+) -> int:
+    """Time a built model on a board behind TVM RPC, or on this machine.
+
+    With --against both are timed in turn in one session, on the same random inputs, and their outputs are compared; the exit code
+    is 1 if these differ.
+    """
+    if local == bool(tracker and device_key) or (local and (tracker or device_key)):
+        raise BadInput("Name a board with --tvm-tracker and --device-key, or use --local.")
+    found = api.benchmark_model(
+        library,
+        None if local else api.Board(str(tracker), str(device_key), wait_s),
+        inputs=inputs,
+        shapes=shapes,
+        against=against,
+        options=api.BenchmarkOptions(function, seed, limit_s, memory_mib),
+        on_point=lambda number, points: say(f"{number + 1}/{points}", err=True) if points > 1 else None,
+    )
+    if as_json:
+        print_json([row.as_json() for row in found])
+    else:
+        print_times(found)
+    wrong = [row for row in found if row.error is None or row.error > api.TOLERANCE]
+    for row in wrong:
+        shown = "are not finite or have other shapes" if row.error is None else f"differ by {row.error:.1e}"
+        say(f"the outputs of {row.label} {shown} (tolerance {api.TOLERANCE:g} of the largest value)", err=True)
+    return 1 if wrong else 0
+
+
+@click.command()
+@click.argument("name", required=False)
+@options.as_json
+def benchmarks(name: str | None, as_json: bool) -> None:
+    """List times of whole models, of the import NAME or of all."""
+    found = api.list_benchmarks(name)
+    if as_json:
+        print_json([row.as_json() for row in found])
+    else:
+        print_times(found)
+
+
+def print_times(rows: Sequence[ModelTime]) -> None:
+    """A line for each model and set of open extents."""
+    print_table(
+        "",
+        ("model", "device", "extents", "ms", "95 % interval", "of the first", "error", "measured"),
+        [
+            (
+                row.name,
+                row.where,
+                " ".join(f"{name}={value}" for name, value in row.extents.items()),
+                f"{row.time_ms:.4g}{' noisy' if row.noisy else ''}",
+                f"{row.low_ms:.4g} to {row.high_ms:.4g}",
+                f"{row.ratio:.3f}",
+                "-" if row.error is None else f"{row.error:.1e}",
+                f"{row.measured_at:%Y-%m-%d %H:%M}",
+            )
+            for row in rows
+        ],
+        right=(3, 4, 5, 6),
+    )

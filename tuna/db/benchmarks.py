@@ -1,0 +1,154 @@
+"""Times of whole models in SQL: a row for each model and set of open extents; those of one lease share their run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Benchmark, FindDb, Model, ModelConfig
+
+#: Rows that a list or report shows: the latest.
+_MOST_ROWS = 500
+#: As `tuna.models.store.SHOWN`.
+_VERSION_CHARS = 12
+
+
+@dataclass(frozen=True)
+class NewBenchmark:
+    """What was measured of one model at one point."""
+
+    model_id: int | None  #: the import that it was built from, where that is known
+    label: str  #: name of its file
+    artifact: str  #: SHA-256 of it
+    function: str
+    tracker: str  #: of TVM RPC; empty: measured on this machine
+    device: str  #: device key of the board, or the name of this machine's CPU
+    extents: Mapping[str, int]
+    inputs: str  #: as they were given, separated by spaces
+    time_ms: float  #: median
+    low_ms: float  #: 95 % interval of it
+    high_ms: float
+    repeats: int
+    noisy: bool
+    error: (
+        float | None
+    )  #: against the first model of the run, of the largest magnitude; None: not finite, or of another shape
+
+
+@dataclass(frozen=True)
+class ModelTime:
+    """A row, with the first model of its run at the same point, which it was timed in turn with."""
+
+    run: str
+    model: str  #: `name@version` of the import; empty: not known
+    label: str
+    artifact: str
+    function: str
+    tracker: str
+    device: str
+    extents: Mapping[str, int]
+    inputs: str
+    time_ms: float
+    low_ms: float
+    high_ms: float
+    repeats: int
+    noisy: bool
+    error: float | None
+    first: str  #: label of the first model
+    first_ms: float
+    measured_at: datetime
+
+    @property
+    def where(self) -> str:
+        """The device, with its tracker if it has one."""
+        return f"{self.device} at {self.tracker}" if self.tracker else self.device
+
+    @property
+    def name(self) -> str:
+        """The file, with the import that it was built from."""
+        return f"{self.label} ({self.model})" if self.model else self.label
+
+    @property
+    def ratio(self) -> float:
+        """Its time over that of the first model."""
+        return self.time_ms / self.first_ms
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self), "measured_at": self.measured_at.isoformat(), "ratio": self.ratio}
+
+
+def store(connection: sa.Connection, rows: Sequence[NewBenchmark]) -> str:
+    """Insert the rows of one run, in their order; returns the run's name."""
+    run = str(uuid.uuid4())
+    values = [{"run": run, "number": number, **asdict(row)} for number, row in enumerate(rows)]
+    connection.execute(sa.insert(Benchmark), values)
+    return run
+
+
+def model_id(connection: sa.Connection, name: str, version: str) -> int | None:
+    """The id of an import; None if it is not in this database."""
+    query = sa.select(Model.id).where(Model.name == name, Model.version == version)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def of_run(connection: sa.Connection, run: str) -> list[ModelTime]:
+    """The rows of a run, in their order."""
+    return _read(connection, Benchmark.run == run)
+
+
+def of_models(connection: sa.Connection, model_ids: Sequence[int] | None = None) -> list[ModelTime]:
+    """The latest rows, of these imports or of all models, in the order of their measurement."""
+    return _read(connection, *([] if model_ids is None else [Benchmark.model_id.in_(model_ids)]))
+
+
+def of_session(connection: sa.Connection, session_id: int) -> list[ModelTime]:
+    """The latest rows of runs with an import that has layers with a result in the session."""
+    models = (
+        sa.select(ModelConfig.model_id)
+        .join(FindDb, FindDb.config_id == ModelConfig.config_id)
+        .where(FindDb.session_id == session_id)
+    )
+    runs = sa.select(Benchmark.run).where(Benchmark.model_id.in_(models))
+    return _read(connection, Benchmark.run.in_(runs))
+
+
+def _read(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[ModelTime]:
+    query = (
+        sa.select(Benchmark, Model.name, Model.version)
+        .outerjoin(Model, Model.id == Benchmark.model_id)
+        .where(*conditions)
+        .order_by(Benchmark.id.desc())
+        .limit(_MOST_ROWS)
+    )
+    rows = list(connection.execute(query))[::-1]
+    firsts: dict[tuple[str, str], Any] = {}
+    return [
+        ModelTime(
+            run=row.run,
+            model=f"{row.name}@{row.version[:_VERSION_CHARS]}" if row.name else "",
+            label=row.label,
+            artifact=row.artifact,
+            function=row.function,
+            tracker=row.tracker,
+            device=row.device,
+            extents=row.extents,
+            inputs=row.inputs,
+            time_ms=row.time_ms,
+            low_ms=row.low_ms,
+            high_ms=row.high_ms,
+            repeats=row.repeats,
+            noisy=row.noisy,
+            error=row.error,
+            first=first.label,
+            first_ms=first.time_ms,
+            measured_at=row.created_at,
+        )
+        for row in rows
+        for first in [firsts.setdefault((row.run, str(sorted(row.extents.items()))), row)]
+    ]

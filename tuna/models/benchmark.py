@@ -1,0 +1,176 @@
+"""Times built models on a board behind TVM RPC, or in a box on this machine: each step in a child that a deadline ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.repeats import Timing, timing
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.models import arguments
+from tuna.models.arguments import Argument
+from tuna.models.refusals import accepted
+from tuna.sandbox.box import Box
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
+
+#: Rounds in which each model is timed once: enough for a 95 % interval without the ends.
+ROUNDS = 11
+#: A round runs a model for about this long.
+_ROUND_S = 0.1
+#: Beyond the wait for a board: the start of the child, with TVM's import.
+_START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where models run: a board, by its tracker and device key, or this machine."""
+
+    tracker: Tracker | None = None
+    device_key: str = ""
+    cpus: Sequence[int] = ()  #: of this machine; for a board it is the client's business which
+    wait_s: float = 60.0  #: for a free board
+    limit_s: float = 600.0  #: of one call
+    memory_bytes: int | None = None  #: that arguments may take; None: what the board says is free
+
+    def __str__(self) -> str:
+        return f"{self.device_key} at {self.tracker}" if self.tracker else "this machine"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured with one set of open extents, by label of the model."""
+
+    extents: Mapping[str, int]
+    timings: Mapping[str, Timing]
+    errors: Mapping[str, float]  #: against the first model's answer, of its largest magnitude
+    outputs: Sequence[Sequence[int]]  #: their shapes
+
+
+class BenchmarkProcess:
+    """A child with one session on the board; ended by `close` or at the end of a `with`, and the board is free again."""
+
+    def __init__(self, place: Place, models: Sequence[Path]) -> None:
+        """`models` are the libraries that may be loaded."""
+        self._place = place
+        threads = str(len(place.cpus) or 1)
+        variables = {"TVM_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "TVM_BIND_THREADS": "0"}
+        self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
+        box = Box(
+            writable=(Path(self._home.name),),
+            readable=tuple(path.resolve() for path in models),
+            network=place.tracker is not None,
+        )
+        self._child = Child(
+            "tuna.models.benchmark_child", env=child_env(variables), cpus=place.cpus, box=box, cwd=self._home.name
+        )
+
+    def call(self, op: str, limit_s: float | None = None, **given: Any) -> dict[str, Any]:
+        """The child's answer. Raises what it refuses, and ServiceError if there is none in time."""
+        limit_s = limit_s or self._place.limit_s
+        try:
+            return accepted(self._child.call({"op": op, **given}, limit_s))
+        except ChildTimeout as error:
+            raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
+        except ChildFailed as error:
+            raise BadInput(f"The models cannot be run on {self._place}: {error}") from error
+        except ChildCrashed as error:
+            lines = error.tail.strip().splitlines()
+            kind = BadInput if self._place.tracker is None else ServiceError  # here a model itself may crash it
+            raise kind(
+                f"The process that runs models on {self._place} ended: {error}.", hint=lines[-1] if lines else ""
+            ) from error
+
+    def close(self) -> None:
+        """End the child, and its session with it."""
+        self._child.close()
+        self._home.cleanup()
+
+    def __enter__(self) -> BenchmarkProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def measure(
+    place: Place,
+    models: Mapping[str, Path],
+    given: Sequence[Argument],
+    points: Sequence[Mapping[str, int]],
+    *,
+    function: str = "main",
+    seed: int = 0,
+    on_point: Callable[[int], None] = lambda number: None,
+) -> Iterator[Point]:
+    """Run and time the models, a library by label, at each point in turn, in one session.
+
+    Raises BadInput for an argument that does not fit, with its name, and ServiceError for a board that does not answer.
+    """
+    if place.tracker is not None:
+        place.tracker.check_key(place.device_key, place.wait_s)
+    lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
+    tracker = None if place.tracker is None else [place.tracker.host, place.tracker.port]
+    with BenchmarkProcess(place, list(models.values())) as process:
+        process.call(
+            "open",
+            place.wait_s + _START_S,
+            tracker=tracker,
+            key=place.device_key,
+            wait_s=place.wait_s,
+            lease_s=lease_s,
+            function=function,
+            memory_bytes=place.memory_bytes,
+        )
+        order: list[str] = []
+        for label, path in models.items():
+            loaded = process.call("load", path=str(path.resolve()), label=label)["parameters"]
+            order = order or loaded
+            if loaded != order:
+                raise BadInput(f"{path.name} takes {_listed(loaded)}, not {_listed(order)}.")
+        _check_names(order, given)
+        for number, extents in enumerate(points):
+            on_point(number)
+            tree = arguments.tree(given, extents)
+            ran = process.call("run", arguments=tree, order=order, seed=seed)
+            yield Point(extents, _timings(process, list(models)), ran["errors"], ran["outputs"])
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a library, hex; raises BadInput for a file that cannot be read or is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+    if not data.startswith(b"\x7fELF"):
+        raise BadInput(f"{path} is no shared library.", hint="`tuna model build NAME -o MODEL.so` makes one")
+    return hashlib.sha256(data).hexdigest()
+
+
+def _timings(process: BenchmarkProcess, labels: Sequence[str]) -> dict[str, Timing]:
+    once = process.call("time", numbers=dict.fromkeys(labels, 1))["times_ms"]
+    numbers = {label: max(1, round(_ROUND_S * 1e3 / max(ms, 1e-3))) for label, ms in once.items()}
+    rounds = [process.call("time", numbers=numbers)["times_ms"] for _ in range(ROUNDS)]
+    return {label: timing([found[label] for found in rounds], "wall") for label in labels}
+
+
+def _check_names(order: Sequence[str], given: Sequence[Argument]) -> None:
+    names = {argument.name for argument in given}
+    if unknown := sorted(names - set(order)):
+        raise BadInput(f"The model has no input {unknown[0]}.", hint=f"it takes {_listed(order)}")
+    if missing := [name for name in order if name not in names]:
+        raise BadInput(
+            f"The input {missing[0]} is missing.",
+            hint=f"name its shape and type: --input {missing[0]}=1,3,224,224:float32",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,195 @@
+"""The child process that runs models on a board behind TVM RPC, or on this machine, and times them in turn. Imports TVM.
+
+It has one session, which is the lease: no other client has the board meanwhile. Local models run through the same calls, in TVM's
+session of this process. Of a board it loads no code; what it answers is read in a box all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import relax, rpc
+
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.tvm.remote import RemoteValues
+from tuna.libraries.tvm.rpc import Tracker, connect, last_line
+from tuna.models.arguments import SHAPE
+from tuna.models.differences import largest_error
+from tuna.models.refusals import refusing
+
+#: What a virtual machine says of an argument that its function does not take.
+_CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
+#: Of the inputs, here: as they are drawn, in order, and what TVM sends.
+_COPIES = 3
+#: Integers are drawn below this: they may be indices.
+_LARGEST_INTEGER = 2
+
+
+@dataclass
+class _Board:
+    """The session, and what is on the board."""
+
+    session: Any
+    device: Any
+    values: RemoteValues
+    function: str
+    machines: dict[str, Any] = field(default_factory=dict)  #: virtual machines by label
+
+
+_board: _Board | None = None
+
+
+def _open_board() -> _Board:
+    assert _board is not None, "open comes first"
+    return _board
+
+
+@refusing
+def open_session(
+    tracker: Sequence[Any] | None, key: str, wait_s: float, lease_s: float, function: str, memory_bytes: int | None
+) -> dict[str, Any]:
+    """Take a board, or this machine where there is no `tracker`; raises ServiceError."""
+    global _board
+    session = (
+        rpc.LocalSession() if tracker is None else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
+    )
+    device = session.cpu(0)
+    _board = _Board(session, device, RemoteValues(session, device, memory_bytes), function)
+    return {"free_bytes": _board.values.free_bytes}
+
+
+@refusing
+def load(path: str, label: str) -> dict[str, Any]:
+    """Send a library and load it; the names of its function's parameters."""
+    board = _open_board()
+    file = f"model_{len(board.machines)}.so"
+    board.values.check(Path(path).stat().st_size, Path(path).name)
+    try:
+        board.session.upload(path, file)
+        machine = relax.VirtualMachine(board.session.load_module(file), board.device)
+    except Exception as error:  # TVM raises whatever its C++ does
+        raise BadInput(
+            f"{Path(path).name} cannot be loaded there: {last_line(error)}.",
+            hint="it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it",
+        ) from error
+    try:
+        count = machine._get_function_arity(board.function)
+        names = [str(machine._get_function_param_name(board.function, number)) for number in range(count)]
+    except Exception as error:
+        raise BadInput(f"{Path(path).name} has no function {board.function}: {last_line(error)}.") from error
+    board.machines[label] = machine
+    return {"parameters": names}
+
+
+@refusing
+def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int) -> dict[str, Any]:
+    """Run each model once on the same random inputs; the error of each against the first, and the outputs' shapes.
+
+    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. Nothing is sent if one is refused.
+    """
+    board = _open_board()
+    board.values.release()
+    needed = 0
+    for name in order:
+        needed += _bytes(arguments[name])
+        board.values.check(needed, f"The input {name}")
+        if needed * _COPIES > _available_bytes():
+            raise BadInput(f"The input {name} needs more memory than this machine has left to make it.")
+    generator = np.random.default_rng(seed)
+    sent = board.values.send(*(_drawn(arguments[name], generator) for name in order), names=order)
+    answers = {label: _answer(board, label, sent) for label in board.machines}
+    first = next(iter(answers.values()))
+    return {
+        "errors": {label: _error(answer, first) for label, answer in answers.items()},
+        "outputs": [list(array.shape) for array in first],
+    }
+
+
+@refusing
+def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Milliseconds of a run of each model, in turn, as the mean of so many runs after one that is not counted."""
+    board = _open_board()
+    found = {}
+    for label, number in numbers.items():
+        found[label] = 1e3 * _timed(board, label, number)
+    return {"times_ms": found}
+
+
+def _timed(board: _Board, label: str, number: int) -> float:
+    evaluator = board.machines[label].time_evaluator("invoke_stateful", board.device, number=number, repeat=1)
+    try:
+        (seconds,) = evaluator(board.function).results
+    except Exception as error:
+        raise ServiceError(f"The model {label} failed while it was timed: {last_line(error)}.") from error
+    return float(seconds)
+
+
+def _answer(board: _Board, label: str, sent: Sequence[Any]) -> list[Any]:
+    machine = board.machines[label]
+    try:
+        machine.set_input(board.function, *sent)
+        machine.invoke_stateful(board.function)
+        return [_array(one) for one in _flat(machine.get_outputs(board.function))]
+    except Exception as error:
+        found = _CONTEXT.search(str(error))
+        if found is None:
+            raise BadInput(f"The model {label} failed: {last_line(error)}.") from error
+        name, wanted, why = (" ".join(part.split()) for part in found.groups())
+        raise BadInput(
+            f"The model {label} does not take this input {name}: {why.rstrip('. ')}.", hint=f"{name}: {wanted}"
+        ) from error
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [one for part in value for one in _flat(part)]
+    return [value]
+
+
+def _array(value: Any) -> Any:
+    """An output; objects other than tensors and numbers stay on the board and are not compared."""
+    if hasattr(value, "numpy"):
+        return value.numpy()
+    return np.array(value if isinstance(value, bool | int | float) else 0.0)
+
+
+def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    if len(found) != len(expected):
+        raise BadInput(f"The models have {len(expected)} and {len(found)} outputs.")
+    return largest_error(found, expected)
+
+
+def _bytes(node: Any) -> int:
+    """What an argument takes, known before it is made."""
+    if isinstance(node, Mapping):
+        return sum(map(_bytes, node["tuple"]))
+    kind, shape = node
+    size = 8 if kind == SHAPE else np.dtype(kind).itemsize
+    return size * (len(shape) if kind == SHAPE else int(np.prod(shape, dtype=object)))
+
+
+def _drawn(node: Any, generator: np.random.Generator) -> Any:
+    if isinstance(node, Mapping):
+        return tuple(_drawn(part, generator) for part in node["tuple"])
+    kind, shape = node
+    if kind == SHAPE:
+        return tvm_ffi.Shape(shape)
+    if np.dtype(kind).kind == "f":
+        drawn: Any = np.float64 if kind == "float64" else np.float32
+        return generator.standard_normal(shape, dtype=drawn).astype(kind, copy=False)
+    return generator.integers(0, _LARGEST_INTEGER, shape, dtype=np.uint8).astype(kind, copy=False)
+
+
+def _available_bytes() -> int:
+    """Of this machine, without swapping: MemAvailable of proc(5)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
+HANDLERS = {"open": open_session, "load": load, "run": run, "time": time_round}
