@@ -20,7 +20,7 @@ from tuna.libraries.items import Trial as TrialResult
 from tuna.libraries.registry import get_library
 from tuna.membership import members as store
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import member_work
+from tuna.pipeline import dealer, member_work
 from tuna.pipeline.connection import make_celery
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.leases import Leases
@@ -115,6 +115,20 @@ def test_a_member_has_a_chunk_for_each_process_and_one_more_and_its_reports_coun
     assert room.client.hget(room.leases.holders_key, chunk.id) is None
     assert chunk.id.encode() not in room.client.hgetall(room.member.key("dealt"))
     assert len(room.client.hgetall(room.member.key("dealt"))) == 2, "the free place is filled"
+
+
+def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator comes by some ten times a second: between its rounds a member with two short chunks would wait."""
+    pace = room.coordinator._members._pace
+    for _ in range(3):
+        pace.finish("m1")
+    room.turn()
+    assert len(room.client.hgetall(room.member.key("dealt"))) == 1 + 3
+    for _ in range(100):
+        pace.finish("m1")
+    assert pace.ahead("m1") == dealer._MOST_AHEAD
+    monkeypatch.setattr(dealer, "_AHEAD_S", 0.0)
+    assert pace.ahead("m1") == 1
 
 
 def test_all_is_done_once_with_two_coordinators(room: Room) -> None:

@@ -16,7 +16,7 @@ from tuna.libraries.items import StepResult
 from tuna.membership.inbox import Inbox, RawReport
 from tuna.membership.members import Member
 from tuna.membership.relay import place_of_member
-from tuna.pipeline.dealer import Pauses
+from tuna.pipeline.dealer import Pace
 from tuna.pipeline.dealt import Dealt, DealtChunks
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.vocabulary import Cause
@@ -39,12 +39,12 @@ _REASON_CHARS = 2000
 class Collector:
     """Collects the reports of one database's members."""
 
-    def __init__(self, inbox: Inbox, dealt: DealtChunks, artifacts: Artifacts, pauses: Pauses) -> None:
+    def __init__(self, inbox: Inbox, dealt: DealtChunks, artifacts: Artifacts, pace: Pace) -> None:
         """`artifacts`: a store whose `put` does not wait for space."""
         self._inbox = inbox
         self._dealt = dealt
         self._artifacts = artifacts
-        self._pauses = pauses
+        self._pace = pace
         self._taken: dict[str, set[str]] = {}  # chunk -> artifacts that it needs, or that were taken in
         self._next_at: dict[str, float] = {}  # when a member has used up what was read of it
 
@@ -88,9 +88,9 @@ class Collector:
         if outcome.what:
             self._inbox.blame(member.name, f"reports: {outcome.what}")
         if outcome.moved and report.kind is ReportKind.FINISHED:
-            self._pauses.finish(member.name)
+            self._pace.finish(member.name)
         elif outcome.moved and report.kind in (ReportKind.RETURNED, ReportKind.LOST):
-            self._pauses.fail(member.name)
+            self._pace.fail(member.name)
         return outcome.moved
 
     def _take_in(self, member: Member, report: Report, record: Dealt) -> tuple[Report | None, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +26,11 @@ from tuna.pipeline.dealt import Dealt, DealtChunks
 
 log = structlog.get_logger(__name__)
 
-#: A member has so many chunks more than processes, so that none of these waits for a coordinator.
-_AHEAD = 1
+#: A member has so many chunks more than processes, so that none of these waits for a coordinator; of short chunks as many as it
+#: finished in the last _AHEAD_S, since a coordinator comes by some ten times a second, but at most _MOST_AHEAD.
+_AHEAD, _MOST_AHEAD, _AHEAD_S = 1, 32, 0.5
+#: Shares of a member's quota for the artifacts of the chunks that it has, and of short ones; the rest is for what it makes.
+_INPUTS, _SHORT_INPUTS = 1 / 2, 1 / 4
 #: Chunks that one call deals at most: a coordinator has other things to do.
 _MOST = 256
 #: Beyond the time limits of its chunks, for the way of messages and reports.
@@ -52,12 +55,13 @@ class _Chunk(BaseModel):
     items: tuple[_Item, ...]
 
 
-class Pauses:
-    """How long no chunks are dealt to members that give them back, or lose them."""
+class Pace:
+    """How far ahead chunks are dealt to each member, and how long none to those that give them back, or lose them."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
         self._until: dict[str, float] = {}
+        self._finished: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST_AHEAD))
 
     def fail(self, worker: str) -> None:
         """A chunk was not done."""
@@ -69,6 +73,12 @@ class Pauses:
         """A chunk was done."""
         self._failures.pop(worker, None)
         self._until.pop(worker, None)
+        self._finished[worker].append(time.monotonic())
+
+    def ahead(self, worker: str) -> int:
+        """How many chunks to deal beyond one for each process."""
+        since = time.monotonic() - _AHEAD_S
+        return max(_AHEAD, sum(at > since for at in self._finished[worker]))
 
     def is_over(self, worker: str) -> bool:
         """Whether chunks may be dealt to this member."""
@@ -76,7 +86,7 @@ class Pauses:
 
 
 class Dealer:
-    """Gives each member as many chunks as it can do, and one more."""
+    """Gives each member as many chunks as it can do at a time, and some more."""
 
     def __init__(
         self,
@@ -87,7 +97,7 @@ class Dealer:
         relay: Relay,
         inbox: Inbox,
         dealt: DealtChunks,
-        pauses: Pauses,
+        pace: Pace,
     ) -> None:
         self._engine = engine
         self._celery = celery
@@ -96,7 +106,7 @@ class Dealer:
         self._relay = relay
         self._inbox = inbox
         self._dealt = dealt
-        self._pauses = pauses
+        self._pace = pace
         self._connection: Any = None
         self._channel: Any = None
 
@@ -132,8 +142,8 @@ class Dealer:
         found = {}
         for member in members:
             live = min(self._relay.live(member.name), member.processes)
-            free = live + _AHEAD - has.get(member.name, 0)
-            if member.state == "active" and live and free > 0 and self._pauses.is_over(member.name):
+            free = live + self._pace.ahead(member.name) - has.get(member.name, 0)
+            if member.state == "active" and live and free > 0 and self._pace.is_over(member.name):
                 found[member.name] = free
         return found
 
@@ -185,9 +195,11 @@ class Dealer:
             log.error("invalid message dropped", fault=str(error))
             return "drop"
         files = self._files(chunk)
-        if sum(map(len, files.values())) > self._inbox.quotas.artifact_bytes // (member.processes + _AHEAD):
-            log.warning("chunk not dealt: its artifacts are too large", worker=member.name, chunk=chunk.id)
-            self._pauses.fail(member.name)
+        size_bytes, is_short = sum(map(len, files.values())), len(ends) >= member.processes + _AHEAD
+        if size_bytes > self._most_bytes(member, is_short=is_short):
+            if not is_short:
+                log.warning("chunk not dealt: its artifacts are too large", worker=member.name, chunk=chunk.id)
+                self._pace.fail(member.name)
             return "requeue"
         now = self._dealt.now()
         running = sorted(ends)[-member.processes :]
@@ -205,6 +217,11 @@ class Dealer:
             ends.append(record.ends_by)
             log.debug("chunk dealt", worker=member.name, chunk=chunk.id)
         return {"dealt": "dealt", "stale": "drop"}.get(outcome, "requeue")
+
+    def _most_bytes(self, member: Member, *, is_short: bool) -> float:
+        """Bytes of artifacts that one chunk may bring."""
+        quota = self._inbox.quotas.artifact_bytes
+        return quota * _SHORT_INPUTS / _MOST_AHEAD if is_short else quota * _INPUTS / (member.processes + _AHEAD)
 
     def _files(self, chunk: _Chunk) -> dict[str, bytes]:
         """The files of the artifacts that the items need and the store has: a worker reports what is missing."""

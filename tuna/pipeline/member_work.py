@@ -24,7 +24,7 @@ from tuna.membership.members import Member
 from tuna.membership.relay import Relay
 from tuna.membership.roster import Roster
 from tuna.pipeline.collector import Collector
-from tuna.pipeline.dealer import Dealer, Pauses
+from tuna.pipeline.dealer import Dealer, Pace
 from tuna.pipeline.dealt import Dealt, DealtChunks
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.publisher import is_nearly_full
@@ -59,9 +59,9 @@ class MemberWork:
         inbox = self._inbox = Inbox(client, namespace, Quotas.from_settings(settings), self._conduct.blame)
         self._relay = Relay(inbox, board, settings.lease_s)
         dealt = self._dealt = DealtChunks(client, namespace, leases, inbox, settings.lease_s)
-        pauses = self._pauses = Pauses()
-        self._collector = Collector(inbox, dealt, artifacts, pauses)
-        self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pauses)
+        pace = self._pace = Pace()
+        self._collector = Collector(inbox, dealt, artifacts, pace)
+        self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace)
         self._client = client
         self._artifacts = artifacts
         self._chunks: dict[str, Dealt] = {}
@@ -152,7 +152,7 @@ class MemberWork:
             else:
                 continue
             log.warning("chunk taken from a member", worker=one.member, chunk=chunk, why=why, begun=begun)
-            self._pauses.fail(one.member)
+            self._pace.fail(one.member)
             if self._take_back(chunk, expire=begun) and not begun:
                 self.released.add(chunk)
 
