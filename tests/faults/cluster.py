@@ -227,6 +227,10 @@ class Cluster:
         """Shift the wall clock of a worker."""
         self._clock(name).write_text(str(seconds))
 
+    def rotate_key(self) -> None:
+        """Begin `tuna key rotate`, as the process `rotation`."""
+        self._spawn("rotation", [sys.executable, "-m", "tuna", "key", "rotate"])
+
     def is_alive(self, name: str) -> bool:
         """True if it runs (or is stopped by SIGSTOP)."""
         return name in self._running and self._running[name].poll() is None

@@ -120,6 +120,7 @@ class _Drill:
             Kind.ARTIFACTS_FULL: self._fill_artifacts,
             Kind.DISK_FULL: self._fill_home,
             Kind.DEVICE_DEAD: lambda fault: cluster.kill_device(),
+            Kind.KEY_ROTATION: lambda fault: cluster.rotate_key(),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
         }
         self._end: dict[Kind, Callable[[Fault], object]] = {
@@ -128,6 +129,7 @@ class _Drill:
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
             Kind.DISK_FULL: lambda fault: cluster.empty_home(fault.target),
             Kind.DEVICE_DEAD: lambda fault: cluster.mend_device(),
+            Kind.KEY_ROTATION: lambda fault: cluster.kill(fault.target),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, 0.0),
         }
 

@@ -21,6 +21,7 @@ class Kind(str, Enum):
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
     DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
     DEVICE_DEAD = "device_dead"  #: what the eval worker measures on fails each time, and does not answer
+    KEY_ROTATION = "key_rotation"  #: `tuna key rotate`, which is killed at its end unless it has ended
     CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour
 
 
@@ -31,7 +32,7 @@ class Fault:
     gap_s: float
     overlaps: bool  #: do not wait until work has resumed after the previous fault, so that the two overlap
     kind: Kind
-    target: str  #: compile, eval, coordinator, redis, mariadb, artifacts or device
+    target: str  #: compile, eval, coordinator, redis, mariadb, artifacts, device or rotation
     lasts_s: float = 0.0
     step_s: float = 0.0  #: of a clock
     error: str = ""  #: of REFUSALS
@@ -65,6 +66,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.DISK_FULL, rng.choice(_WORKERS)),
         (Kind.DEVICE_DEAD, "device"),
         (Kind.CLOCK_STEP, rng.choice(_WORKERS)),
+        (Kind.KEY_ROTATION, "rotation"),
     ]
     faults.append(rng.choice([*faults, (Kind.PAUSE, "coordinator")]))
     rng.shuffle(faults)

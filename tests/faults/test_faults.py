@@ -32,3 +32,16 @@ def test_a_redis_that_refuses_writes_for_8_s_costs_no_attempt(
     report = drill.run(0, tmp_path, 1000, [fault])
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
     assert report.lost == 0
+
+
+@pytest.mark.drill(only=True)
+def test_keys_that_are_rotated_and_rotations_that_are_killed_cost_no_attempt(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    lasts_s = [0.5, 0.7, 0.9, 1.1, 0.6, 0.8, 4.0]
+    faults = [Fault(0.1, False, Kind.KEY_ROTATION, "rotation", lasts_s=seconds) for seconds in lasts_s]
+    report = drill.run(0, tmp_path, 4000, faults)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert (report.lost, report.runs) == (0, 8000), "no artifact was refused, so that nothing was done twice"
+    assert "signs from now on" in (tmp_path / "logs" / "rotation.log").read_text(), "one at least was not killed"
