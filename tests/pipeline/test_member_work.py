@@ -257,7 +257,7 @@ def test_a_chunk_that_was_lost_on_its_way_is_dealt_again_after_a_pause(
     assert not {one.id.encode() for one in lost} & set(room.client.hgetall(room.member.key("dealt")))
     assert room.failures() == [], "nobody is charged"
     assert room.member.next_chunk() is None
-    room.coordinator._members._pauses._until.clear()
+    room.coordinator._members._pace._until.clear()
     room.turn()
     assert room.member.work() == 2
 
