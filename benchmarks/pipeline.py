@@ -4,7 +4,8 @@
 `--library noop` does no work, so that all time is the pipeline's overhead; the baseline is plain Celery on the same Redis
 with one item per message. `--library miopen` runs the fin double as a subprocess: the figure is the share of the wall
 time, including worker start, in which the worker of the busiest queue does not run fin. The double takes `--fin-s` per
-solver; with 0 the share is dominated by starting a Python program. `--memory` compares the coordinator's peak memory for
+solver; with 0 the share is dominated by starting a Python program. `--gate` compares a worker that joined with a token with
+an own worker, in turn, without their start. `--memory` compares the coordinator's peak memory for
 10,000 and 200,000 jobs. CPU seconds are those of all processes, including servers. `--baseline DIR` compares with
 another checkout, which has a `.venv` of its own, such as one of the first release (commit a1b94d1): both run in turn,
 `--rounds` times, and the ratios are those of the medians. On a busy machine look at the CPU seconds.
@@ -13,6 +14,7 @@ another checkout, which has a `.venv` of its own, such as one of the first relea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -23,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import joined as joined_workers
 from benchmarks.baseline import compare
 from benchmarks.harness import Outcome
 from benchmarks.servers import CpuMeter, home, peak_mib
@@ -58,18 +61,24 @@ def main() -> int:
     parser.add_argument("--steps", help=f"comma-separated; default: {_STEPS}")
     parser.add_argument("--fin-s", type=float, default=0.25, help="seconds that the fin double takes per solver")
     parser.add_argument("--memory", action="store_true", help="measure the coordinator's memory at two sizes")
+    parser.add_argument("--gate", action="store_true", help="compare a worker that joined by token with an own worker")
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each checkout, for --baseline")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each, for --baseline and --gate")
     parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
-    parser.add_argument("--child", nargs=2, metavar=("SESSION", "STEPS"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, metavar=("SESSION", "STEPS", "WORKERS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return _child(int(options.child[0]), options.child[1].split(","))
+        session, steps, workers = options.child
+        return _child(int(session), steps.split(","), joined=workers == "joined")
     count = options.jobs or _JOBS[options.library]
     steps = (options.steps or _STEPS[options.library]).split(",")
     if options.baseline:
         return compare(options.baseline, options.db, count, steps, options.rounds)
     with home(options.db) as folder:
+        if options.gate:
+            return joined_workers.compare(
+                f"pipeline {options.db}", count * len(steps), options.rounds, lambda *kind: _busy_s(count, steps, *kind)
+            )
         if options.library == "miopen":
             return _miopen(folder, count, steps, options.fin_s)
         return _noop(options.db, count, steps, memory=options.memory)
@@ -118,6 +127,13 @@ def _noop(db: str, count: int, steps: list[str], *, memory: bool) -> int:
         limits=limits,
     )
     return outcome.print()
+
+
+def _busy_s(count: int, steps: list[str], reason: str, through_gate: bool) -> float:
+    """Seconds of a run after the first report of its worker."""
+    session_id, _, _ = _load("noop", count, steps, reason)
+    run = _run(session_id, steps, "joined" if through_gate else "own")
+    return run.run_s - run.start_s
 
 
 def _memory(count: int, steps: list[str]) -> float:
@@ -215,14 +231,14 @@ def _layers(library: str, count: int) -> list[Any]:
     ]
 
 
-def _run(session_id: int, steps: list[str]) -> Run:
-    """Run the session in a separate coordinator process, with one worker process for each step."""
-    command = [sys.executable, "-m", "benchmarks.pipeline", "--child", str(session_id), ",".join(steps)]
+def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
+    """Run the session in a separate coordinator process, with one worker process for each step; `workers`: own or joined."""
+    command = [sys.executable, "-m", "benchmarks.pipeline", "--child", str(session_id), ",".join(steps), workers]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Run(**json.loads(result.stdout))
 
 
-def _child(session_id: int, steps: list[str]) -> int:
+def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
     from tuna.libraries.registry import get_library
@@ -237,7 +253,11 @@ def _child(session_id: int, steps: list[str]) -> int:
         library = get_library(sessions.get(connection, session_id).environment.library)
     queues = {Resource.CPU: WorkerSpec("compile"), Resource.DEVICE: WorkerSpec("eval")}
     workers = [queues[step.resource] for step in library.steps if step.name in steps]
-    with _Stopwatch() as split:
+    with _Stopwatch() as split, contextlib.ExitStack() as stack:
+        if joined:
+            for spec in workers:
+                stack.enter_context(joined_workers.worker(spec.queue))
+            workers.clear()
         started = time.perf_counter()
         state = run_sessions(engine, settings, [session_id], workers=lambda _: workers)
         run_s = time.perf_counter() - started

@@ -8,7 +8,6 @@ installed: look at those files again, then change `READ_IN` and the pins togethe
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import math
 import uuid
@@ -49,15 +48,17 @@ def member_broker_keys(queue: str) -> list[str]:
 
 def member_broker_settings(prefix: str) -> dict[str, Any]:
     """Celery's settings for the broker of a member, whose keys all start with `prefix`."""
+    from kombu.transport import TRANSPORT_ALIASES
+
+    TRANSPORT_ALIASES["redis-member"] = _member_transport  # type: ignore[assignment]  # kombu calls what is no name
     return {
-        "broker_transport": _member_transport(),
+        "broker_transport": "redis-member",
         # Without ack_emulation unacknowledged messages stand in the process alone: otherwise each consumer moves those of dead
         # ones back, under a lock whose release is a script.
         "broker_transport_options": {"global_keyprefix": prefix, "ack_emulation": False},
     }
 
 
-@functools.cache
 def _member_transport() -> Any:
     """Kombu's Redis transport, which does not put unacknowledged messages back: a coordinator deals their chunks again."""
     from kombu.transport import redis

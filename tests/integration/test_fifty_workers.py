@@ -1,6 +1,6 @@
 """Fifty workers that joined by token, one of them put out in the middle, one stranger, one that may not, one forgery.
 
-The workers are threads that take messages from the broker as Celery does, each with a Redis user of its own.
+The workers are threads that take messages from their queues as Celery does, each with a Redis user of its own.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import sqlalchemy as sa
 from celery import Celery
 from jobs_builder import accepted, make_jobs, states
 
-from tuna.artifacts import Artifacts
-from tuna.celery_internals import broker_keys
+from tuna.celery_internals import queue_keys
 from tuna.db import models, schema, sessions
 from tuna.db.engine import make_engine, reading, writing
-from tuna.errors import BadInput
+from tuna.errors import BadInput, StoreUnavailable
 from tuna.libraries.base import Step
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
 from tuna.libraries.registry import get_library
+from tuna.membership import keys
 from tuna.membership import members as store
+from tuna.membership.announcements import artifact_keys
 from tuna.membership.gate import Gate
-from tuna.membership.heartbeat import HeartbeatBoard
+from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, MemberBoard, WorkerStatus
 from tuna.membership.join import Facts, join
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.leases import Leases
+from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.serving import SessionWork
-from tuna.queues import queue_name
 from tuna.settings import Settings
-from tuna.signatures import Keys
 from tuna.testing.noop import NoopLibrary
 from tuna.testing.servers import redis_server, with_password
 from tuna.vocabulary import Cause, Resource
@@ -76,20 +76,22 @@ class Worker(threading.Thread):
         settings = Settings(
             home=self._home,
             broker_url=self.told["TUNA_BROKER_URL"],
+            namespace=self.told["TUNA_NAMESPACE"],
+            worker_name=self.member,
             lease_s=float(self.told["TUNA_LEASE_S"]),
         )
         client: redis.Redis = redis.Redis.from_url(self.told["TUNA_BROKER_URL"])
-        artifacts = Artifacts.from_settings(
-            settings, self.told["TUNA_NAMESPACE"], Keys.of_secret(self.told["TUNA_ARTIFACTS_KEY"])
-        )
-        context = RunContext(artifacts=artifacts, scratch=self._home, cpus=())
-        runner = Runner(client, settings.lease_s, context, self.member)
-        queue = queue_name(self._role == "eval", HOME.toolchain, HOME.key)
-        queues = broker_keys([queue])[:4]  # one for each priority
+        member = Member(client, settings)
+        board = MemberBoard(client, keys.of(settings, "heartbeats"))
+        sender = HeartbeatSender(lambda: [board], self._status(), settings.lease_s / 4).start()
+        context = RunContext(artifacts=member.store, scratch=self._home, cpus=())
+        runner = Runner(client, settings.lease_s, context, self.member, sender, member=member)
+        queues = [keys.of(settings, name) for name in queue_keys(keys.WORK)]
         while not self.stop.is_set():
             try:
+                member.store.keys = artifact_keys(client, settings, settings.namespace)
                 message = client.brpop(queues, timeout=0.2)
-            except redis.RedisError as error:
+            except (redis.RedisError, StoreUnavailable) as error:
                 self.outcomes.append(type(error).__name__)
                 return
             if message:
@@ -97,6 +99,22 @@ class Worker(threading.Thread):
                 chunk = Chunk.model_validate_json(body[1]["chunk"])
                 self.in_hand = tuple(item.job_id for item in chunk.items)
                 self.outcomes.append(runner.run(chunk, get_library("noop")))
+        sender.stop()
+
+    def _status(self) -> WorkerStatus:
+        on_device = self._role == "eval"
+        return WorkerStatus(
+            name=f"{self.member}:1",
+            role=self._role,
+            host=f"h{self._number}",
+            pid=1,
+            device="",
+            environment=HOME.key if on_device else "",
+            toolchains=() if on_device else (HOME.toolchain,),
+            job_ids=(),
+            started_at=time.time(),
+            seen_at=time.time(),
+        )
 
 
 def _run(self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
@@ -208,10 +226,11 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert [row.job_id for row in rows if row.cause == "worker_lost"] == [min(victim.in_hand)]
     refused = [row for row in rows if row.cause == "artifact_lost"]
     assert [row.job_id for row in refused] == [forged]
-    assert "signature" in refused[0].output_tail
+    assert "is gone or damaged" in refused[0].output_tail, "what has no valid signature is not dealt"
     assert {member.state for member in known if member.name != victim.member} == {"active"}
     assert len(known) == COMPILERS + DEVICES, "the one from elsewhere is no member"
-    assert HeartbeatBoard(admin, namespace, 10).live() == []
+    shown = {status.name.rpartition(":")[0] for status in HeartbeatBoard(admin, namespace, 10).live()}
+    assert shown <= {worker.member for worker in workers} - {victim.member}
 
 
 def _digest(engine: sa.Engine, job: int) -> str:

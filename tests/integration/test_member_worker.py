@@ -159,6 +159,30 @@ def test_an_end_is_reported_once(admin: redis.Redis, settings: Settings, client:
     assert refusals(admin) == []
 
 
+def test_a_chunk_that_is_given_up_is_reported_as_soon_as_redis_listens(
+    admin: redis.Redis, settings: Settings, client: redis.Redis
+) -> None:
+    """A coordinator holds the lease while this process has a heartbeat: it cannot expire by itself."""
+    member = Member(client, settings)
+    for number in (1, 2, 3):
+        deal(admin, number)
+        assert member.leases.take(f"c{number}", "t", "begun")
+    assert member.leases.finish("c1", "t", "done")
+    admin.hdel(PREFIX + "dealt", "c2")
+    admin.execute_command("ACL SETUSER", "member", "off")  # as after a restart of Redis
+    admin.client_kill_filter(user="member")
+    for number in (1, 2, 3):
+        member.leases.give_up(f"c{number}")
+    admin.execute_command("ACL SETUSER", "member", "on")
+    here = WorkerStatus(f"{NAME}:1", "eval", "h", 1, "", "", (), (), 1.0, 1.0)
+    member.board.announce(here)
+    member.board.announce(here)
+    texts = [fields[b"r"] for _, fields in admin.xrange(PREFIX + "reports")]
+    assert texts[:-1] == [b"begun", b"begun", b"begun", b"done"], "c1 was ended, and c2 withdrawn"
+    last = Report.model_validate_json(texts[-1])
+    assert (last.kind, last.chunk) == (ReportKind.LOST, "c3")
+
+
 def test_artifacts_lie_beside_their_chunk(admin: redis.Redis, settings: Settings, client: redis.Redis) -> None:
     member = Member(client, settings)
     member.store.keys = artifact_keys(client, settings, "n")

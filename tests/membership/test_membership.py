@@ -189,9 +189,10 @@ def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(
 ) -> None:
     (name, client), (other, client2) = member(gate, url), member(gate, url)
     leases = Leases(admin, "n", 60)
-    leases.open(["c", "d"])
-    for chunk, holder in (("c", name), ("d", other)):  # as a coordinator does when it deals
+    leases.open(["c", "d", "unbegun"])
+    for chunk, holder in (("c", name), ("d", other), ("unbegun", name)):  # as a coordinator does when it deals
         assert leases.take(chunk, f"{holder}:dealt/{chunk}", "started")
+    admin.hset(leases.dealt_counts_key, mapping={"c/reports": 1, "d/reports": 1})
     HeartbeatBoard(admin, "n", 60).announce(WorkerStatus(f"{name}:1", "compile", "h", 1, "", "", (), (1,), 1.0, 1.0))
     with writing(engine) as connection:
         assert store.set_state(connection, name, "revoked")
@@ -200,12 +201,12 @@ def test_a_revoked_worker_loses_its_connections_its_chunks_and_its_voice(
     with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
         client.xadd(keys.prefix("n", name) + "reports", {"r": "late"})
     assert not leases.finish("c", f"{name}:dealt/c", "late"), "not even with somebody else's credentials"
-    assert leases.expired() == ["c"]
+    assert (leases.expired(), leases.missing(["unbegun"])) == (["c"], ["unbegun"])
     assert not leases.take("c", "t", "x")
     assert leases.finish("d", f"{other}:dealt/d", "done"), "the other worker goes on"
     assert client2.ping()
     assert HeartbeatBoard(admin, "n", 60).live() == []
-    assert [fields[b"r"] for _, fields in admin.xrange("tuna:{n}:results")] == [b"started", b"started", b"done"]
+    assert [fields[b"r"] for _, fields in admin.xrange("tuna:{n}:results")] == [b"started"] * 3 + [b"done"]
 
 
 def test_a_worker_that_is_revoked_while_its_user_is_made_does_not_come_back(

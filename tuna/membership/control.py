@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import redis
@@ -44,11 +46,16 @@ class ControlListener:
 
     def _follow(self) -> None:
         pause = threading.Event()
+        refused_at = math.inf
         while not pause.wait(self._settings.lease_s / 4):
             try:
                 if self.look() == "draining":
                     return
+                refused_at = math.inf
             except redis.AuthenticationError:
+                refused_at = min(refused_at, time.monotonic())
+                if time.monotonic() - refused_at < self._settings.lease_s / 2:
+                    continue  # a Redis that was restarted has no users until a coordinator makes them again
                 log.error("worker revoked", reason="its Redis user was deleted")
                 self._leave()
                 pause.wait(_COLD_SHUTDOWN_S)

@@ -170,9 +170,8 @@ class DealtChunks:
         self._inbox = inbox
         self._leases = leases
         self._lease_ms = int(lease_s * 1000)
-        self._key, self._counts_key, self._past_key = (
-            f"tuna:{{{namespace}}}:{name}" for name in ("dealt", "dealt_counts", "dealt_past")
-        )
+        self._key, self._past_key = (f"tuna:{{{namespace}}}:{name}" for name in ("dealt", "dealt_past"))
+        self._counts_key = leases.dealt_counts_key
         scripts = (_DEAL, _MOVE, _TAKE_BACK, _RENEW, _TRIM)
         self._deal, self._move, self._take_back, self._renew, self._trim = map(client.register_script, scripts)
         self._records: dict[str, Dealt] = {}
@@ -241,10 +240,7 @@ class DealtChunks:
 
     def started(self, chunks: Sequence[str]) -> set[str]:
         """Those of `chunks` of which a report was moved."""
-        if not chunks:
-            return set()
-        counts = cast(list[Any], self._client.hmget(self._counts_key, [f"{chunk}/reports" for chunk in chunks]))
-        return {chunk for chunk, count in zip(chunks, counts, strict=True) if count is not None}
+        return set(self._leases.begun(chunks))
 
     def trim(self) -> None:
         """Forget chunks that ended long ago."""

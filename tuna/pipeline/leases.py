@@ -106,6 +106,7 @@ class Leases:
         self._lease_ms = int(lease_s * 1000)
         prefix = f"tuna:{{{namespace}}}:"
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
+        self.dealt_counts_key = prefix + "dealt_counts"  #: see `dealt`
         self._waiting_key = prefix + "waiting"
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
@@ -138,11 +139,24 @@ class Leases:
                 pipe.execute()
 
     def evict(self, worker: str) -> list[str]:
-        """Revoke the leases that a worker holds, which expire at once; returns their chunks."""
+        """Revoke the leases that a worker holds, which expire at once; returns their chunks.
+
+        Chunks that were dealt to a member which has not begun them have no lease any longer: no attempt was lost.
+        """
         held = cast(dict[Any, Any], self._client.hgetall(self.holders_key))
         mine = [(chunk, token) for chunk, token in held.items() if token.startswith(f"{worker}:".encode())]
+        dealt = [chunk for chunk, token in mine if token.startswith(f"{worker}:dealt/".encode())]
+        self.drop(_texts(set(dealt) - set(self.begun(dealt))))
         keys = [self.leases_key, self.holders_key]
         return _texts(chunk for chunk, token in mine if self._evict(keys=keys, args=[chunk, token]))
+
+    def begun(self, dealt: Sequence[Any]) -> list[Any]:
+        """Those of some chunks that were dealt to members of which a report came."""
+        if not dealt:
+            return []
+        fields = [f"{redis_client.text(chunk)}/reports" for chunk in dealt]
+        counts = cast(list[Any], self._client.hmget(self.dealt_counts_key, fields))
+        return [chunk for chunk, count in zip(dealt, counts, strict=True) if count is not None]
 
     def expired(self) -> list[str]:
         """Chunks whose lease has expired."""

@@ -10,14 +10,18 @@ import functools
 import os
 
 import redis
+import structlog
 
 from tuna.artifact_files import MemberFiles
 from tuna.artifacts import Artifacts
 from tuna.membership import keys
 from tuna.membership.announcements import artifact_keys
+from tuna.membership.heartbeat import MemberBoard, WorkerStatus
 from tuna.pipeline.leases import Leases, WorkerLeases
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 class MemberLeases:
@@ -27,6 +31,8 @@ class MemberLeases:
         self._client = client
         self._worker = f"{settings.worker_name}:{os.getpid()}"
         self._dealt, self._reports = keys.of(settings, "dealt"), keys.of(settings, "reports")
+        self._held: dict[str, str] = {}  # chunk -> token
+        self._given_up: dict[str, str] = {}
 
     def take(self, chunk: str, token: str, entry: str) -> bool:
         """Mark a chunk that was dealt as taken, and append `entry`; False if it is taken or no longer dealt.
@@ -38,7 +44,12 @@ class MemberLeases:
         with self._client.pipeline() as pipe:
             pipe.hset(self._dealt, chunk, token)
             pipe.xadd(self._reports, {"r": entry})
-            pipe.execute()
+            try:
+                pipe.execute()
+            except redis.RedisError:
+                self._given_up[chunk] = token  # the answer may have been lost
+                raise
+        self._held[chunk] = token
         return True
 
     def renew(self, chunk: str, token: str) -> bool:
@@ -65,11 +76,31 @@ class MemberLeases:
         lost = Report(kind=ReportKind.LOST, chunk=chunk, worker=self._worker)
         self.return_chunk(chunk, lost.model_dump_json(exclude_defaults=True))
 
+    def give_up(self, chunk: str) -> None:
+        """Stop work on a chunk, which this process may have ended or not.
+
+        A coordinator holds the lease for as long as this process has a heartbeat, so it gets a report: now, or by `tell`.
+        """
+        if token := self._held.pop(chunk, ""):
+            self._given_up[chunk] = token
+            try:
+                self.tell()
+            except redis.RedisError as error:
+                log.warning("chunk given up", chunk=chunk, error=str(error))
+
+    def tell(self) -> None:
+        """Report the chunks that were given up and not withdrawn."""
+        for chunk, token in list(self._given_up.items()):
+            if self.renew(chunk, token):
+                self.forfeit(chunk)
+            self._given_up.pop(chunk, None)
+
     def _end(self, chunk: str, entry: str) -> bool:
         with self._client.pipeline() as pipe:  # a transaction: a full Redis refuses both
             pipe.xadd(self._reports, {"r": entry})
             pipe.hdel(self._dealt, chunk)
             pipe.execute()
+        self._held.pop(chunk, None)
         return True
 
 
@@ -78,6 +109,7 @@ class Member:
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
         self.leases = MemberLeases(client, settings)
+        self.board = _Board(client, keys.of(settings, "heartbeats"), self.leases)
         self._client = client
         self._key = keys.of(settings, "artifacts")
         cache = settings.home / "cache" / "artifacts"
@@ -92,6 +124,19 @@ class Member:
     def artifacts(self, chunk: str) -> Artifacts:
         """What the items of a chunk need, and what they make."""
         return self.store.over(MemberFiles(self._client, self._key, chunk))
+
+
+class _Board(MemberBoard):
+    """With each heartbeat the chunks are reported that could not be before."""
+
+    def __init__(self, client: redis.Redis, key: str, leases: MemberLeases) -> None:
+        super().__init__(client, key)
+        self._leases = leases
+
+    def announce(self, status: WorkerStatus) -> None:
+        """Publish `status`."""
+        super().announce(status)
+        self._leases.tell()
 
 
 def leases_of(client: redis.Redis, settings: Settings, namespace: str) -> WorkerLeases:

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 #: A canceled chunk, or a revoked worker, is noticed within this time; the sandbox then kills the child within half a second.
 _RENEW_S = 1.0
+#: After so many refusals in a row the worker was revoked: a restarted Redis has no users until a coordinator makes them again.
+_REFUSALS = 3
 #: Results wait at most this long in the worker; short, because a crash loses them.
 _FLUSH_S = 0.2
 #: Pause before a chunk is returned because of a fault of the worker, so that others can take it first.
@@ -76,11 +78,14 @@ class _Heartbeat:
 
     def _beat(self) -> None:
         leases, chunk, token, every_s = self._args
+        refused = 0
         while not self._stop.wait(every_s):
             try:
                 self.lost = self.lost or not leases.renew(chunk, token)
+                refused = 0
             except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
-                self.lost = True  # the worker was revoked
+                refused += 1
+                self.lost = refused >= _REFUSALS
             except redis.RedisError as error:
                 log.warning("heartbeat failed", error=str(error))
 
@@ -158,6 +163,8 @@ class Runner:
             log.warning("lease lost")
             return "lost"
         finally:
+            if self._member:
+                self._member.leases.give_up(chunk.id)
             if self._announcer:
                 self._announcer.end(finished)
                 self._feel(self._health.fault)

@@ -21,9 +21,8 @@ from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.registry import get_library, names
-from tuna.membership import keys
 from tuna.membership.announcements import artifact_keys, namespaces, with_store
-from tuna.membership.heartbeat import Board, HeartbeatBoard, HeartbeatSender, MemberBoard, WorkerStatus
+from tuna.membership.heartbeat import Board, HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.connection import connect
 from tuna.pipeline.devices import device_for
 from tuna.pipeline.health import Health
@@ -91,8 +90,8 @@ class WorkerProcess:
         )
 
         def boards() -> Sequence[Board]:
-            if settings.is_member:
-                return [MemberBoard(client, keys.of(settings, "heartbeats"))]
+            if self._member:
+                return [self._member.board]
             return [HeartbeatBoard(client, name, settings.lease_s) for name in namespaces(client, settings)]
 
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
