@@ -105,7 +105,7 @@ class Measurement:
 
     def _probe(self) -> dict[str, Any] | None:
         try:
-            return self._call("probe", self._limits.start_s)
+            return self._call("probe", self._limits.start_s) or None
         except CHILD_FAULTS:
             return None
 
