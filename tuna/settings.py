@@ -129,6 +129,20 @@ class Settings(BaseSettings):
         "", description="cores that measure, such as 1 or 4-7; default: the last core of this machine"
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
+    cc: str = Field(
+        "",
+        description="compiler that links TVM's kernels for a board; default: Debian's, such as aarch64-linux-gnu-g++",
+    )
+    tvm_tracker: str = Field(
+        "", description="HOST:PORT of TVM's tracker, whose boards eval workers here measure on instead of this machine"
+    )
+    tvm_device_key: str = Field("", description="the boards' key at that tracker")
+    tvm_target: str = Field(
+        "", description="the target that the boards' kernels are compiled for; default: the boards' own"
+    )
+    tvm_reset: Annotated[str, AfterValidator(_command)] = Field(
+        "", description="command line that may bring a lost board back, run while a worker waits for it"
+    )
     fin: Path | None = Field(None, description="the program fin, which tunes MIOpen; default: bin/fin of ROCm")
     lease_s: float = Field(20.0, gt=1.0, description="seconds without a heartbeat after which a worker counts as lost")
     shutdown_s: float = Field(

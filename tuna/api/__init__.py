@@ -80,6 +80,7 @@ from tuna.api.sessions import (
 )
 from tuna.api.tuning import PreparedTuning, prepare_tuning
 from tuna.api.workers import (
+    Boards,
     Role,
     Token,
     Worker,
@@ -98,6 +99,7 @@ __all__ = [
     "TOLERANCE",
     "BenchmarkOptions",
     "Board",
+    "Boards",
     "BuiltModel",
     "CanceledJobs",
     "CapturedProgram",

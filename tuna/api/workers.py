@@ -25,6 +25,16 @@ _ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
+class Boards:
+    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings say."""
+
+    tracker: str = ""  #: HOST:PORT
+    device_key: str = ""
+    target: str = ""
+    reset: str = ""  #: command line that may bring a lost one back
+
+
+@dataclass(frozen=True)
 class Token:
     """The right to join once, without its secret; `state` is open, used, revoked or expired."""
 
@@ -315,17 +325,43 @@ def join(role: Role, line: str, processes: int = 1, *, devices: str | None = Non
 
 
 def serve_workers(
-    role: Role, processes: int = 1, *, devices: str | None = None, session_id: int | None = None, once: bool = False
+    role: Role,
+    processes: int = 1,
+    *,
+    devices: str | None = None,
+    session_id: int | None = None,
+    once: bool = False,
+    boards: Boards | None = None,
 ) -> int:
     """Run workers in the foreground until they have ended; returns the exit code. Needs the main thread.
 
     `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only session to work for;
-    `once`: leave when the queues are empty.
+    `once`: leave when the queues are empty; `boards`: measure on these.
     """
     from tuna.workers.serve import serve
 
     session = "" if session_id is None else _session_text(session_id)
-    return serve(role, processes, devices=devices, session=session, once=once)
+    variables = _of_boards(role, boards, session) if boards else {}
+    return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
+
+
+def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
+    """The settings of a worker that measures on boards."""
+    import json
+
+    from tuna.settings import get_settings
+
+    if role != "eval":
+        raise BadInput(
+            "Only eval workers measure on boards.", hint="leave out --tvm-tracker: any worker compiles for them"
+        )
+    settings = get_settings()
+    tracker, key = boards.tracker or settings.tvm_tracker, boards.device_key or settings.tvm_device_key
+    if not tracker or not key:
+        raise BadInput("A board is named by its tracker and its key.", hint="give --tvm-tracker and --device-key")
+    target = boards.target or (json.loads(session)["environment"]["target"] if session else settings.tvm_target)
+    found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
+    return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
 
 
 def _session_text(session_id: int) -> str:

@@ -63,6 +63,13 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 library_argument = click.argument("library")
 
 
+def boards(command: _Command) -> _Command:
+    """Which boards behind TVM's RPC are meant."""
+    key = click.option("--device-key", metavar="KEY", help="The boards' key at that tracker.")
+    tracker = click.option("--tvm-tracker", metavar="HOST:PORT", help="The tracker of boards to measure on (tvm).")
+    return tracker(key(command))
+
+
 def _conditions(_context: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     return dict(_named(pairs))
 

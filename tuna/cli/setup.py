@@ -23,6 +23,10 @@ from tuna.sentences import counted
 @click.option("--num-cu", type=options.COUNT, help="Its compute units.")
 @click.option("--rocm-version", help="Its ROCm, where that is not installed here.")
 @click.option("--miopen-version", help="Its MIOpen, likewise.")
+@click.option(
+    "--target", help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own."
+)
+@options.boards
 def init_session(
     library: str,
     reason: str,
@@ -31,12 +35,16 @@ def init_session(
     num_cu: int | None,
     rocm_version: str | None,
     miopen_version: str | None,
+    target: str | None,
+    tvm_tracker: str | None,
+    device_key: str | None,
 ) -> None:
-    """Start a tuning effort of LIBRARY in this machine's environment; the same effort is found again.
+    """Start a tuning effort of LIBRARY in this machine's environment, or a board's; the same effort is found again.
 
     Conditions say how its results are measured; see `tuna solvers LIBRARY --conditions`.
     """
     facts = {"arch": arch, "num_cu": num_cu, "rocm_v": rocm_version, "miopen_v": miopen_version}
+    facts |= {"target": target, "tvm_tracker": tvm_tracker, "device_key": device_key}
     given = {name: str(value) for name, value in facts.items() if value is not None}
     show.started(api.init_session(library, reason, given, conditions=conditions))
 

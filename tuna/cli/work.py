@@ -75,27 +75,57 @@ def _title(session_ids: Sequence[int] | None) -> str:
 
 @click.command()
 @click.argument("role", type=click.Choice(["compile", "eval"]))
-@click.option("-c", "--processes", type=options.COUNT, default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "-c",
+    "--processes",
+    type=options.COUNT,
+    default=1,
+    show_default=True,
+    help="Worker processes; with --tvm-tracker one for each board.",
+)
 @click.option("--devices", help="all, or numbers such as 0,2: one eval worker for each, with its own cores.")
 @click.option("--session-id", type=options.ID, help="Work only for this session; needs the database.")
 @click.option("--once", is_flag=True, help="Leave when the queues are empty.")
+@options.boards
+@click.option("--target", help="The boards' target, where the session has another than their own.")
+@click.option("--reset", metavar="COMMAND", help="What may bring a lost board back; tried once a minute at most.")
 @click.option(
     "--join", "line", metavar="URL#TOKEN", help="Join with this token, or that of a file; default: TUNA_JOIN."
 )
 def worker(
-    role: api.Role, processes: int, devices: str | None, session_id: int | None, once: bool, line: str | None
+    role: api.Role,
+    processes: int,
+    devices: str | None,
+    session_id: int | None,
+    once: bool,
+    tvm_tracker: str | None,
+    device_key: str | None,
+    target: str | None,
+    reset: str | None,
+    line: str | None,
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
     if line := members.join_line(line):
         api.join(role, line, processes, devices=devices)
-    start_worker(role, processes, devices=devices, session_id=session_id, once=once)
+    boards = None
+    if any(given is not None for given in (tvm_tracker, device_key, target, reset)):
+        boards = api.Boards(tvm_tracker or "", device_key or "", target or "", reset or "")
+    start_worker(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
 
 
 def start_worker(
-    role: api.Role, processes: int, *, devices: str | None = None, session_id: int | None = None, once: bool = False
+    role: api.Role,
+    processes: int,
+    *,
+    devices: str | None = None,
+    session_id: int | None = None,
+    once: bool = False,
+    boards: api.Boards | None = None,
 ) -> NoReturn:
     """Run workers until they have ended; does not return."""
-    raise SystemExit(api.serve_workers(role, processes, devices=devices, session_id=session_id, once=once))
+    raise SystemExit(
+        api.serve_workers(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
+    )
 
 
 @click.command()

@@ -8,6 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuna.db import sessions
+from tuna.errors import BadInput
 from tuna.exports import select
 from tuna.exports.registry import exporter
 from tuna.exports.select import Selection
@@ -30,11 +32,16 @@ def export(
     `filename` replaces the base name `<arch>_<num_cu>`, `config_tag` limits the export to the configs with this tag;
     the rest are the form's own options. Equal results give equal bytes; an older file is replaced at once or not at
     all. Raises NotFound if there is no such session or tag, or nothing to export (then nothing is written),
-    BadInput, or StorageFull.
+    BadInput, also for results of an emulated board, or StorageFull.
     """
     writer = exporter(form)
     given = writer.options_of(options)
     selection = select.of_session(connection, session_id, config_tag)
+    if emulator := sessions.get(connection, session_id).environment.flags.get("emulator"):
+        raise BadInput(
+            f"Session {session_id} was measured on a board that {emulator} emulates: its times are no device's.",
+            hint="see them with `tuna report`; what is exported is measured on a real board",
+        )
     report = writer.export(_source(connection, selection), directory, given, filename)
     simulated, noisy = select.count_simulated(connection, selection), select.count_noisy(connection, selection)
     return replace(report, simulated=simulated, noisy=noisy)

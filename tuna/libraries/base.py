@@ -169,6 +169,10 @@ class Library(ABC):
         """
         return ""
 
+    def own_device(self) -> DeviceHandle | None:
+        """The device that its steps on a device use, where that is none of this machine's; None, the default: it is one."""
+        return None
+
     def time_limit_s(self, step: Step, item: WorkItem) -> float:
         """Seconds after which an attempt at `step` of `item` counts as hung; waiting for the device is no part of it."""
         return step.time_limit_s

@@ -80,6 +80,7 @@ class CandidateLibrary(Library):
     conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
     builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
     loader: ClassVar[str]  #: the `Loader`
+    measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
     memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
     start_timeout_s: ClassVar[float] = 180.0  #: for a child's imports and what comes before the first candidate
@@ -110,6 +111,8 @@ class CandidateLibrary(Library):
                     "cause": Cause.ARTIFACT_LOST,
                     "output_tail": f"artifact {lost} is gone or damaged",
                 }
+            except DeviceGone as gone:
+                facts = {"ok": False, "cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
             finally:
                 for room in (_BUILD, _MEASURE):
                     empty(_room(context, room))
@@ -267,8 +270,8 @@ class CandidateLibrary(Library):
         return self._compiler
 
     def _loader_child(self, context: RunContext) -> Child:
-        threads = len(context.cpus)
-        self._evaluator = self._evaluator or self._child("tuna.libraries.measuring", _MEASURE, context, threads)
+        threads = len(context.cpus) or 1
+        self._evaluator = self._evaluator or self._child(self.measuring, _MEASURE, context, threads)
         return self._evaluator
 
     def _fresh(self, context: RunContext) -> Call:
@@ -323,6 +326,10 @@ class CandidateLibrary(Library):
         facts |= {"conditions": self.conditions_of(item)}
         facts |= {"body": str(_body(item.body, context))} if item.body else {}
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
+
+
+class DeviceGone(Exception):
+    """The device vanished, which is no fault of what was measured."""
 
 
 class ArtifactLost(Exception):

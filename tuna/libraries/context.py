@@ -44,6 +44,10 @@ def _never() -> bool:
     return False
 
 
+def _ignore(_device: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What a worker provides to a library during a step."""
@@ -55,4 +59,7 @@ class RunContext:
     #: True once results no longer count: the chunk was canceled, or its lease lost. Pass it to every call of the
     #: sandbox, which kills the child and raises ChildCancelled; do not catch that.
     cancelled: Callable[[], bool] = _never
+    #: True once the worker is to end: a step may finish, and what only waits for a device gives up.
+    ending: Callable[[], bool] = _never
+    uses: Callable[[str], None] = _ignore  #: a library that chooses among several devices says which it measures on now
     lasting: Path | None = None  #: working folder of children that outlive the chunk; None: `scratch`

@@ -174,6 +174,7 @@ class HeartbeatSender:
         """`boards` is called at every heartbeat, since databases are added and removed."""
         self._boards = boards
         self._status = status
+        self._device = status.device
         self._every_s = every_s
         self._changed = threading.Event()
         self._stopped = threading.Event()
@@ -204,6 +205,11 @@ class HeartbeatSender:
     def at(self, place: str) -> None:
         """Set where it works."""
         self._status = dataclasses.replace(self._status, place=place)
+
+    def uses(self, device: str) -> None:
+        """Set the device that is measured on now; empty: the one from the start."""
+        self._status = dataclasses.replace(self._status, device=device or self._device)
+        self._changed.set()
 
     def feel(self, failing: int, aside: str) -> None:
         """Set the number of jobs that failed in a row, and why this worker takes nothing; empty if it does."""

@@ -20,6 +20,8 @@ def device_for(
     found: Sequence[Device] | None = None,
 ) -> DeviceHandle:
     """The handle of the first device of the library's kind that is visible; `found` stands in for `discovery.discover`."""
+    if elsewhere := library.own_device():
+        return elsewhere
     cpus, kind = eval_cpus(settings), library.device_kind
     cores = DeviceHandle(f"cpu{','.join(map(str, cpus))}", cpus=cpus)
     if kind is Kind.CPU:

@@ -185,6 +185,7 @@ class Runner:
                     scratch=scratch,
                     lasting=self._context.scratch,
                     cancelled=lambda: heartbeat.lost,
+                    uses=self._announcer.uses if self._announcer else self._context.uses,
                 )
                 for result in self._results(library, step, chunk, context):
                     if heartbeat.lost:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tuna.errors import TunaError
 from tuna.libraries.registry import get_library, names
 from tuna.queues import queue_name
+from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
 
@@ -34,7 +35,8 @@ class ServedQueues:
         """For each library the queue that this machine serves under the name `compile` or `eval`, or why it cannot."""
         resource = {"compile": Resource.CPU, "eval": Resource.DEVICE}[name]
         served: dict[str, str | Unavailable] = {}
-        for library in names():
+        on_board = resource is Resource.DEVICE and get_settings().tvm_tracker
+        for library in ["tvm"] if on_board else names():
             try:
                 has_such_steps = any(step.resource is resource for step in get_library(library).steps)
             except TunaError as error:

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -43,21 +44,28 @@ def serve(
     devices: str | None = None,
     session: str = "",
     once: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
     settings: Settings | None = None,
 ) -> int:
     """Run the workers of `tuna worker` until they have ended; returns the exit code.
 
     `devices`: `all`, or numbers such as `0,2`; None: one worker that sees what this process sees. `session`: what
-    `membership.compatibility.session_text` gives for the only session to serve. Call it in the main thread.
+    `membership.compatibility.session_text` gives for the only session to serve. `variables`: settings of the workers' own. Call it
+    in the main thread.
     """
     settings = settings or get_settings()
     logs.configure(settings.log_level, settings.log_format)
-    if queue == "eval" and processes != 1:
+    on_boards = "TUNA_TVM_TRACKER" in variables
+    if queue == "eval" and processes != 1 and not on_boards:
         raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
+    if on_boards and devices is not None:
+        raise BadInput("Boards are none of this machine's devices.", hint="leave out --devices, or --tvm-tracker")
     if queue != "eval" and devices is not None:
         raise BadInput("Only eval workers have devices.", hint="leave out --devices")
-    common = {**({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
-    if devices is None:
+    common = {**variables, **({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
+    if on_boards:
+        specs = [WorkerSpec(queue, name=f"board-{number}", env=common) for number in range(processes)]
+    elif devices is None:
         specs = [WorkerSpec(queue, processes, env=common)]
     else:
         specs = device_specs(discovery.discover(), devices, settings, common)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -36,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 #: Queues that a worker replaces by those that its machine can serve.
 ROLES = ("compile", "eval")
+#: How often at most a lost board is reset: one that boots must not be stopped in it.
+RESET_EVERY_S = 60.0
 _T = TypeVar("_T")
 
 
@@ -61,6 +65,7 @@ class Worker:
         self._queues: list[str] = []
         self._device = ""
         self._control: ControlListener | None = None
+        self._reset_at = -math.inf
         self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
         self.process = WorkerProcess(settings, self._served, self._mend)
 
@@ -142,6 +147,9 @@ class Worker:
     def _mend(self) -> None:
         """The hook that follows a worker's end may repair the device of one that is put aside, too."""
         run_hook("TUNA_AFTER_WORKER", self._settings.after_worker, {})
+        if time.monotonic() - self._reset_at >= RESET_EVERY_S:
+            self._reset_at = time.monotonic()
+            run_hook("TUNA_TVM_RESET", self._settings.tvm_reset, {})
 
     def _free_lease_of_dead_process(
         self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any

@@ -1,5 +1,12 @@
-"""Apache TVM on this machine's CPU: kernels of our own, and MetaSchedule's space for the rest."""
+"""Apache TVM on this machine's CPU, or on boards behind TVM's RPC: kernels of our own, and MetaSchedule's space for the rest."""
 
+from tuna.libraries.tvm.board_library import BoardTvmLibrary
 from tuna.libraries.tvm.library import TvmLibrary
+from tuna.settings import get_settings
 
-__all__ = ["TvmLibrary"]
+__all__ = ["BoardTvmLibrary", "TvmLibrary", "tvm_library"]
+
+
+def tvm_library() -> TvmLibrary:
+    """TVM as this process is to use it: on boards where TUNA_TVM_TRACKER names a tracker."""
+    return BoardTvmLibrary() if get_settings().tvm_tracker else TvmLibrary()

@@ -17,17 +17,24 @@ _PACKAGE = "tvm.s_tir.tensor_intrin"
 _BY_MACHINE = {"x86_64": ("x86",), "amd64": ("x86",), "aarch64": ("arm_cpu",), "arm64": ("arm_cpu",)}
 
 
-def import_intrinsics(wanted: tuple[str, ...] | None = None) -> bool:
-    """Import the intrinsics named by `wanted` (default: the host's); returns whether the fast way worked."""
-    names = _BY_MACHINE.get(platform.machine().lower(), ()) if wanted is None else wanted
-    if _PACKAGE in sys.modules:
-        return False
+def import_intrinsics(wanted: tuple[str, ...] | None = None, architecture: str = "") -> bool:
+    """Import the intrinsics named by `wanted` (default: those of the architecture, which is the host's by default).
+
+    Returns whether the fast way worked.
+    """
+    machine = architecture or platform.machine().lower()
+    names = _BY_MACHINE.get(machine, ()) if wanted is None else wanted
+    there = sys.modules.get(_PACKAGE)
+    if there is not None and getattr(there, "__file__", None) is not None:
+        return False  # the whole package is there
     import tvm.s_tir
 
-    folder = Path(str(tvm.s_tir.__file__)).parent / "tensor_intrin"
-    package = types.ModuleType(_PACKAGE)
-    package.__path__ = [str(folder)]
-    sys.modules[_PACKAGE] = package
+    if there is None:
+        package = types.ModuleType(_PACKAGE)
+        package.__path__ = [str(Path(str(tvm.s_tir.__file__)).parent / "tensor_intrin")]
+        sys.modules[_PACKAGE] = package
+    else:
+        package = there
     try:
         if not names:
             raise ImportError("no list of intrinsics for this machine")

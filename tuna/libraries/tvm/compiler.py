@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob
-from tuna.libraries.tvm import functions, problems, tasks, workloads
+from tuna.libraries.tvm import functions, problems, targets, tasks, workloads
 from tuna.libraries.tvm.boot import import_intrinsics
 from tuna.libraries.tvm.kernels import machine
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
@@ -44,7 +45,9 @@ class TvmBuilder(Builder):
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-        tvm.tirx.build(module, target=problems.target_of(job.target)).export_library(str(path))
+        linker = targets.linker(json.loads(job.target), os.environ.get("TUNA_CC", ""))
+        built = tvm.tirx.build(module, target=problems.target_of(job.target))
+        built.export_library(str(path), **({"cc": linker} if linker else {}))
 
 
 @functools.lru_cache(maxsize=1)
@@ -74,7 +77,7 @@ def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
 
 def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
     """Different valid points of MetaSchedule's space; a round gives fewer than asked, for invalid ones are dropped."""
-    import_intrinsics()
+    import_intrinsics(architecture=targets.architecture(json.loads(job.target)))
     found: dict[str, Schedule] = {}
     for number in range(_ROUNDS):
         context = ms.TuneContext(

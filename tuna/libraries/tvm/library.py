@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
 from tuna.configs import Config
+from tuna.errors import BadInput
 from tuna.libraries.base import Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.conditions import LAYOUTS, Condition
-from tuna.libraries.tvm import environment
+from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import TABLE, applicable
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
+from tuna.settings import get_settings
 
 
 class TvmJobOptions(CandidateOptions):
@@ -55,6 +58,14 @@ class TvmLibrary(CandidateLibrary):
         """CPU, measuring cores and TVM version."""
         return environment.describe()
 
+    def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
+        """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT) has."""
+        if odd := sorted(facts.keys() - {"target", "tvm_tracker", "device_key"}):
+            raise BadInput(f"tvm finds out its environment by itself; {', '.join(odd)} cannot be given.")
+        found = boards.environment_by_hand(facts)
+        targets.check(json.loads(found.target))
+        return found
+
     def toolchain(self) -> str:
         """TVM's version."""
         return environment.toolchain()
@@ -73,4 +84,6 @@ class TvmLibrary(CandidateLibrary):
 
     def child_variables(self, threads: int) -> Mapping[str, str]:
         """TVM's threads, which stay where the sandbox puts them."""
-        return {**super().child_variables(threads), "TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
+        given = {"TUNA_CC": get_settings().cc} if get_settings().cc else {}
+        pinned = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
+        return {**super().child_variables(threads), **pinned, **given}

@@ -1,0 +1,177 @@
+"""The child that measures on a board behind TVM's RPC: it has one session there, and loads no candidate itself. Imports TVM.
+
+What connects and calls has no limit in TVM: the parent kills this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm.runtime
+from tvm import rpc
+
+from tuna.libraries import measuring
+from tuna.libraries.kernels import Kernel, KernelJob
+from tuna.libraries.reference import Problem
+from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm.evaluator import TvmLoader
+from tuna.libraries.tvm.rpc import last_line
+
+#: Function that the server of an emulated board has; it returns the emulator's name.
+EMULATOR = "tuna.emulator"
+#: What is read on the board between cold runs: more than the last cache of any board that there is.
+_FLUSH_BYTES = 64 << 20
+
+
+class BoardLost(Exception):
+    """There is no board, or it does not answer."""
+
+
+class _Session:
+    """A session on one board, which serves no other while it is open."""
+
+    def __init__(self, remote: Any, board: str) -> None:
+        self.remote, self.board = remote, board
+        self._loaded: dict[str, Any] = {}
+
+    def module(self, path: Path) -> Any:
+        """The library at `path`, sent once."""
+        if path.name not in self._loaded:
+            self.remote.upload(str(path))
+            self._loaded[path.name] = self.remote.load_module(path.name)
+        return self._loaded[path.name]
+
+
+_session: _Session | None = None
+
+
+def open_session(host: str, port: int, match_key: str, session_s: float) -> dict[str, Any]:
+    """Open a session on a board that a tracker gave, which its server ends after `session_s`.
+
+    Returns the board's address, as `board`, and what it says of itself. Raises BoardLost.
+    """
+    global _session
+    close_session()
+    board = f"{host}:{port}"
+    try:
+        _session = _Session(rpc.connect(host, port, match_key, session_s), board)
+        return {"board": board, **_facts(_session.remote)}
+    except Exception as error:  # TVM raises whatever a broken answer leads to
+        _session = None
+        raise BoardLost(f"the board {board} does not answer as TVM does: {last_line(error)}") from error
+
+
+def close_session() -> dict[str, Any]:
+    """Give the board to others."""
+    global _session
+    _session = None
+    gc.collect()  # the connection ends with the last object that is there
+    return {}
+
+
+def ping() -> dict[str, Any]:
+    """Whether the board answers; raises BoardLost."""
+    try:
+        return {"threads": int(_current().remote.get_function("runtime.NumThreads")())}
+    except Exception as error:
+        raise BoardLost(f"the board does not answer: {last_line(error)}") from error
+
+
+def probe(loader: str) -> dict[str, Any]:
+    """Nothing: how fast this machine is says nothing of the board."""
+    return {}
+
+
+class BoardKernel(Kernel):
+    """A compiled module on the board, timed by the board's clock."""
+
+    empties_caches = True
+
+    def __init__(
+        self, module: Any, arrays: Sequence[np.ndarray], cold: bool, answer: Callable[[Any], Any] = lambda y: y
+    ) -> None:
+        device = _current().remote.cpu(0)
+        self._module, self._device, self._cold, self._to_answer = module, device, cold, answer
+        self._tensors = [tvm.runtime.tensor(np.ascontiguousarray(array), device=device) for array in arrays]
+        super().__init__(functools.partial(module["main"], *self._tensors), arrays)
+
+    def answer(self) -> Any:
+        """The output, copied from the board, in the config's shape and layout."""
+        return self._to_answer(self._tensors[-1].numpy())
+
+    def times_ms(self, number: int, repeats: int) -> list[float]:
+        """By `time_evaluator` on the board."""
+        flush = {"cache_flush_bytes": _FLUSH_BYTES} if self._cold else {}
+        timed = self._module.time_evaluator("main", self._device, number=number, repeat=repeats, **flush)
+        times_ms = [float(seconds) * 1e3 for seconds in timed(*self._tensors).results]
+        if len(times_ms) != repeats or not all(math.isfinite(time_ms) and time_ms > 0 for time_ms in times_ms):
+            raise BoardLost(f"the board's clock says {times_ms[:4]}")
+        return times_ms
+
+
+class BoardLoader(TvmLoader):
+    """Loads candidates on the board."""
+
+    def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:
+        """The function `main` of the library, with its arguments on the board."""
+        module, cold = _current().module(path), job.conditions.get("caches") == "cold"
+        problem = problems.of(job)
+        if problem is not None:
+            *given, y = arrays
+            return BoardKernel(module, [*self._inputs(problem, given), problem.output(y)], cold, problem.answer)
+        return BoardKernel(module, arrays, cold)
+
+    def reference(self, job: KernelJob) -> Problem | None:
+        """Of a task without a core: computed here, whatever the board is."""
+        return tasks.problem(tasks.read(job.body), tvm.target.Target("llvm")) if job.body else None
+
+
+def _current() -> _Session:
+    if _session is None:
+        raise BoardLost("no session is open")
+    return _session
+
+
+def _facts(remote: Any) -> dict[str, Any]:
+    """What decides whether two boards are of one kind, as their runtime says it."""
+
+    def ask(name: str, otherwise: Any) -> Any:
+        try:
+            function = remote.get_function(name)
+        except AttributeError:  # a runtime without a compiler does not have it
+            return otherwise
+        return function()
+
+    return {
+        "cpu": str(ask("target.llvm_get_system_cpu", "")),
+        "triple": str(ask("target.llvm_get_system_triple", "")),
+        "threads": int(ask("runtime.NumThreads", 1)),
+        "llvm": int(ask("target.llvm_version_major", 0)),
+        "emulator": str(ask(EMULATOR, "")),
+        "model": _model(remote),
+    }
+
+
+def _model(remote: Any) -> str:
+    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where there is none."""
+    try:
+        text = bytes(remote.download("/sys/firmware/devicetree/base/model"))
+    except Exception:  # an RPCError of the board's: there is no such file
+        return ""
+    return text.rstrip(b"\0").decode(errors="replace")[:100]
+
+
+HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    **measuring.HANDLERS,
+    "probe": probe,
+    "open": open_session,
+    "close": close_session,
+    "ping": ping,
+}

@@ -1,0 +1,171 @@
+"""TVM on a board behind TVM's RPC: the eval steps of a worker that measures there and not on this machine.
+
+What speaks with the board is a child that is killed when it takes too long; a chunk has one session on one board. A candidate
+that crashed or hung is told from a board that vanished by whether the board's server still takes connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuna.errors import LibraryMissing
+from tuna.libraries.base import Environment, Step
+from tuna.libraries.candidates import DeviceGone
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import StepResult, WorkItem
+from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest
+from tuna.libraries.tvm import boards
+from tuna.libraries.tvm.library import TvmLibrary
+from tuna.sandbox.processes import Child, ChildFailed
+from tuna.settings import get_settings
+from tuna.vocabulary import Resource
+
+#: How long to wait for a free board: when a chunk begins, and after an error.
+_WAIT_S, _AGAIN_S = 20.0, 10.0
+#: A board's server ends a session by itself this long after the last item could have ended, should we not.
+_MARGIN_S = 60.0
+
+
+class BoardTvmLibrary(TvmLibrary):
+    """TVM where TUNA_TVM_TRACKER is set: it measures on boards with TUNA_TVM_DEVICE_KEY, and compiles as anywhere."""
+
+    measuring = boards.CHILD
+    loader = f"{boards.CHILD}:BoardLoader"
+    forkable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = get_settings()
+        self._boards = boards.Boards.at(settings.tvm_tracker, settings.tvm_device_key)
+        self._environment: Environment | None = None
+        self._board = ""  #: address of the board that has our session; empty: none is open
+        self._gone = ""  #: why there is no board for the rest of the item
+
+    def environment(self) -> Environment:
+        """That of a board, which is asked once."""
+        if self._environment is None:
+            self._environment = boards.environment_of(
+                boards.ask(self._boards), get_settings().tvm_target, self._boards.key
+            )
+        return self._environment
+
+    def own_device(self) -> DeviceHandle:
+        """Whichever board the tracker gives this process."""
+        return DeviceHandle(f"{self._boards}#{os.getpid()}")
+
+    def probe(self, device: DeviceHandle) -> str:
+        """Whether a board answers: the one of the open session, else a free one."""
+        child = self._evaluator
+        try:
+            if self._board and child is not None and child.alive:
+                child.call({"op": "ping"}, boards.HANDSHAKE_S)
+            else:
+                self._compare(boards.ask(self._boards))
+        except (*CHILD_FAULTS, LibraryMissing, DeviceGone) as error:
+            return boards.words(error)
+        return ""
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        """One result for each item; on boards all of them in one session."""
+        if step.resource is Resource.CPU:
+            yield from super().run(step, items, context)
+            return
+        session_s = sum(self.time_limit_s(step, item) for item in items) + _MARGIN_S
+        self._session_ends = time.monotonic() + session_s
+        try:
+            for result in super().run(step, items, context):
+                emulated = "emulator" in self.environment().flags
+                yield result.model_copy(update={"simulated": emulated})
+        finally:
+            self._leave()
+            context.uses("")
+
+    def close(self) -> None:
+        """End the children, and with them the session."""
+        self._board = ""
+        super().close()
+
+    # -- the session --------------------------------------------------------------------------------------------------
+
+    def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
+        self._gone = ""
+        if not self._board:
+            self._open(context, _WAIT_S)
+        return super()._loaded_and_measured(contest, paths, context)
+
+    def _open(self, context: RunContext, wait_s: float) -> None:
+        """Open a session; raises DeviceGone, and for a board of another kind."""
+        child = self._loader_child(context)
+        stops = lambda: context.cancelled() or context.ending()  # noqa: E731
+        if not child.alive:
+            child.call({"op": "close"}, boards.START_S, stops)  # its start, before a board waits for it
+        place = self._boards.free(wait_s, stops)
+        request = boards.open_request(place, max(_MARGIN_S, self._session_ends - time.monotonic()))
+        try:
+            facts = child.call(request, boards.HANDSHAKE_S, stops)
+        except CHILD_FAULTS as error:
+            raise DeviceGone(boards.words(error)) from error
+        self._compare(facts)
+        self._board = str(facts["board"])
+        context.uses(f"{self._boards.key} at {self._board}")
+
+    def _compare(self, facts: Mapping[str, Any]) -> None:
+        """Raise DeviceGone for a board that is not of this environment."""
+        wanted = self.environment()
+        here = boards.environment_of(facts, wanted.target, self._boards.key)
+        if here.machine_key != wanted.machine_key:
+            names = ("device", "arch", "num_cu", "flags")
+            other = [f"{name} {getattr(here, name)}" for name in names if getattr(here, name) != getattr(wanted, name)]
+            raise DeviceGone(f"the board {facts['board']} is another than the session's: {', '.join(other)}")
+
+    def _leave(self) -> None:
+        """Give the board to others; the child stays."""
+        child, self._board = self._evaluator, ""
+        if child is not None and child.alive:
+            with contextlib.suppress(*CHILD_FAULTS):
+                child.call({"op": "close"}, boards.HANDSHAKE_S)
+
+    def _after(self, fault: Exception, context: RunContext) -> None:
+        """A new session after `fault`; raises DeviceGone unless it was what we measure that failed, and not the board."""
+        board = self._board
+        self._leave()
+        if not boards.listens(board):
+            raise DeviceGone(f"the board {board} vanished: {boards.words(fault)}") from fault
+        try:
+            self._open(context, _AGAIN_S)
+        except DeviceGone as gone:
+            self._gone = f"not measured: the board {board} did not come back after the candidate before: {gone}"
+
+    # -- children -----------------------------------------------------------------------------------------------------
+
+    def _child(self, module: str, room: str, context: RunContext, threads: int) -> Child:
+        child = super()._child(module, room, context, threads)
+        if module == self.measuring and child.box is not None:
+            child.box = dataclasses.replace(child.box, gpus=False, network=True)
+        return child
+
+    def _fresh(self, context: RunContext) -> Call:
+        """The same session again, with new buffers: another one might be on another board."""
+        return self._caller(self._loader_child(context), context, loader=self.loader)
+
+    def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
+        plain = super()._caller(child, context, **common)
+        if child is not self._evaluator:
+            return plain
+
+        def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+            if self._gone:
+                raise ChildFailed(self._gone, self._gone)
+            try:
+                return plain(op, timeout_s, **arguments)
+            except CHILD_FAULTS as fault:
+                self._after(fault, context)
+                raise
+
+        return call

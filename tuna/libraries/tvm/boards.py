@@ -1,0 +1,149 @@
+"""Boards behind TVM's RPC: how they are found, what they say of themselves, and the environment that makes of it. No TVM here."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuna.errors import BadInput, LibraryMissing, ServiceError
+from tuna.libraries.base import Environment
+from tuna.libraries.candidates import DeviceGone
+from tuna.libraries.measurement import CHILD_FAULTS
+from tuna.libraries.tvm import targets
+from tuna.libraries.tvm.environment import toolchain, tvm_version
+from tuna.libraries.tvm.rpc import Place, Tracker
+from tuna.sandbox.box import Box
+from tuna.sandbox.processes import Child, ChildCancelled, child_env
+
+#: Module of the child that speaks with a board.
+CHILD = "tuna.libraries.tvm.board_child"
+#: Seconds for a child's start, which imports TVM, and for the handshake with a board.
+START_S, HANDSHAKE_S = 120.0, 20.0
+#: How long a worker that starts, or a new session, waits for a free board.
+_FIRST_WAIT_S = 30.0
+_CONNECT_S = 3.0
+#: For so long at a time the tracker is asked, so that a worker that ends need not wait longer; and the pause between.
+_SLICE_S, _PAUSE_S = 2.0, 0.2
+#: What the child's error begins with where the board itself failed.
+_LOST = "BoardLost: "
+
+
+@dataclass(frozen=True)
+class Boards:
+    """Where boards are found: a tracker, and their key there."""
+
+    tracker: Tracker
+    key: str
+
+    @classmethod
+    def at(cls, address: str, key: str) -> Boards:
+        """Of the tracker at HOST:PORT; raises BadInput."""
+        if not address or not key:
+            raise BadInput("A board is named by its tracker and its key.", hint="give --tvm-tracker and --device-key")
+        return cls(Tracker.parse(address), key)
+
+    def __str__(self) -> str:
+        return f"{self.key}@{self.tracker}"
+
+    def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> Place:
+        """A free one; raises DeviceGone where there is none within `wait_s`, or before when this process is `ending`."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return self.tracker.request(self.key, min(_SLICE_S, max(left_s, 0.1)))
+            except ServiceError as error:
+                if ending():
+                    raise DeviceGone("this worker is ending") from None
+                if left_s <= _SLICE_S:
+                    raise DeviceGone(str(error)) from error
+                time.sleep(_PAUSE_S)
+
+
+def open_request(place: Place, session_s: float) -> dict[str, Any]:
+    """The request that makes a child open a session there, which the board's server ends after `session_s`."""
+    found = {"host": place.host, "port": place.port, "match_key": place.match_key}
+    return {"op": "open", **found, "session_s": session_s}
+
+
+def environment_of(facts: Mapping[str, Any], target_text: str, key: str) -> Environment:
+    """The environment of a board by what it says of itself, for a target; an empty one: the board's own.
+
+    Raises BadInput for a target that is none, or that the board cannot run.
+    """
+    target = targets.parse(target_text) if target_text else _own_target(facts)
+    flags = {"device_key": key, "cpu": str(facts["cpu"]), "runtime": f"llvm-{facts['llvm']}"}
+    if facts["emulator"]:
+        flags["emulator"] = str(facts["emulator"])
+    architecture = targets.architecture({"mtriple": facts["triple"]} if facts["triple"] else target)
+    targets.match(target, architecture, key)
+    return Environment(
+        library="tvm",
+        library_version=tvm_version(),
+        arch=str(target.get("mcpu") or architecture),
+        num_cu=int(target.get("num-cores") or facts["threads"]),
+        toolchain=toolchain(),
+        device=_device(facts, key, architecture),
+        target=targets.to_text(target),
+        flags=flags,
+    )
+
+
+def _device(facts: Mapping[str, Any], key: str, architecture: str) -> str:
+    name = str(facts["model"] or f"{key} ({facts['cpu'] or architecture})")
+    return f"{name}, emulated by {facts['emulator']}" if facts["emulator"] else name
+
+
+def _own_target(facts: Mapping[str, Any]) -> dict[str, Any]:
+    target = {"kind": "llvm", "num-cores": int(facts["threads"])}
+    target["mtriple"] = targets.triple({"mtriple": facts["triple"]})
+    if facts["cpu"] and facts["cpu"] != "generic":
+        target["mcpu"] = str(facts["cpu"])
+    return target
+
+
+def environment_by_hand(facts: Mapping[str, str]) -> Environment:
+    """The environment of a board that a tracker has, or that a target alone describes; raises BadInput, LibraryMissing."""
+    text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
+    if address or key:
+        boards = Boards.at(address, key)
+        if text:
+            targets.parse(text)  # before a board is waited for
+        return environment_of(ask(boards), text, key)
+    target = targets.parse(text)
+    alone = {"cpu": "", "triple": "", "threads": 1, "llvm": 0, "emulator": "", "model": targets.triple(target)}
+    return environment_of(alone, text, "")
+
+
+def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """What a free board says of itself; raises LibraryMissing where there is none."""
+    child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
+    try:
+        request = open_request(boards.free(_FIRST_WAIT_S, ending), _FIRST_WAIT_S)
+        return child.call(request, START_S + HANDSHAKE_S, ending)
+    except (*CHILD_FAULTS, ChildCancelled, DeviceGone) as error:
+        text = f"No board with the key {boards.key} can be used: {words(error)}"
+        hint = f"see what the tracker has: python -m tvm.exec.query_rpc_tracker --host {boards.tracker.host}"
+        raise LibraryMissing(text, hint=f"{hint} --port {boards.tracker.port}") from error
+    finally:
+        child.close()
+
+
+def listens(board: str) -> bool:
+    """Whether the board's server, busy or not, takes a connection; it refuses this one for its first word."""
+    try:
+        where = Tracker.parse(board)
+        with socket.create_connection((where.host, where.port), _CONNECT_S) as connection:
+            connection.sendall(bytes(4))
+        return True
+    except (OSError, BadInput):
+        return False
+
+
+def words(error: Exception) -> str:
+    """What went wrong, without the name of the child's exception."""
+    text = str(error)
+    return text.partition(_LOST)[2] or text

@@ -1,0 +1,182 @@
+"""Compilers' targets: TVM's dictionary form from JSON or from the text of older releases, and who links for them. No TVM here.
+
+The text is `llvm -mtriple=aarch64-linux-gnu -mattr=+neon,+fp-armv8 -num-cores 4`. Both forms of one target get the same JSON: names
+sorted, lists of features too.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.tvm.environment import tvm_version
+from tuna.sandbox.processes import run
+from tuna.sentences import choices
+from tuna.settings import get_settings
+
+log = structlog.get_logger(__name__)
+
+#: Attributes of TVM's target `llvm` and their types.
+_ATTRIBUTES: Mapping[str, type] = {
+    **dict.fromkeys(("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model", "jit", "tag"), str),
+    **dict.fromkeys(("num-cores", "opt-level", "vector-width"), int),
+    **dict.fromkeys(("keys", "libs", "mattr", "cl-opt"), list),
+    **dict.fromkeys(("fast-math", *(f"fast-math-{name}" for name in ("nnan", "ninf", "nsz", "arcp"))), bool),
+    **dict.fromkeys(("fast-math-contract", "fast-math-reassoc"), bool),
+}
+#: Of these the order says nothing.
+_SETS = ("mattr", "libs")
+#: `device` says no more than the architecture does.
+_IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
+#: Older names of an architecture.
+_ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
+_DEFAULT_SYSTEM = "linux-gnu"
+_EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
+_LINKER_TIMEOUT_S = 30.0
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The dictionary of a target in either form; raises BadInput for what TVM's `llvm` does not know."""
+    given = _from_json(text) if text.lstrip().startswith("{") else _from_words(text)
+    kind = given.pop("kind", "")
+    if kind == "lvm":
+        log.warning("the target lvm is taken for llvm")
+        kind = "llvm"
+    if kind != "llvm":
+        raise BadInput(f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=_EXAMPLE)
+    found: dict[str, Any] = {"kind": kind}
+    for name, value in given.items():
+        if name not in _ATTRIBUTES:
+            raise BadInput(f"A target llvm has no {name!r}.", hint=choices(name, _ATTRIBUTES, "it has"))
+        found[name] = _typed(name, value)
+    if found.get("device") in _IMPLIED_DEVICES and architecture(found) in _IMPLIED_DEVICES[found["device"]]:
+        del found["device"]
+    return dict(sorted(found.items()))
+
+
+def to_text(target: Mapping[str, Any]) -> str:
+    """The JSON of a target: equal targets have equal texts."""
+    return json.dumps(target, sort_keys=True)
+
+
+def architecture(target: Mapping[str, Any]) -> str:
+    """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this machine's."""
+    name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()
+    return _ARCHITECTURES.get(name, name)
+
+
+def triple(target: Mapping[str, Any]) -> str:
+    """The target's triple as GNU's tools have it: `aarch64-linux-gnu`, without a vendor."""
+    words = str(target.get("mtriple", "")).split("-")
+    system = "-".join(words[-2:]) if len(words) > 2 else _DEFAULT_SYSTEM
+    return f"{architecture(target)}-{system}"
+
+
+def is_foreign(target: Mapping[str, Any]) -> bool:
+    """Whether this machine's own linker cannot link for it."""
+    return architecture(target) != _ARCHITECTURES.get(platform.machine().lower(), platform.machine().lower())
+
+
+def match(target: Mapping[str, Any], board: str, key: str) -> None:
+    """Raise BadInput for a target of another architecture than a board's."""
+    if architecture(target) != board:
+        raise BadInput(
+            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.", hint=_EXAMPLE
+        )
+
+
+def linker(target: Mapping[str, Any], given: str) -> str:
+    """The program that links for a target: `given` (TUNA_CC), or Debian's cross compiler; empty for this machine's own.
+
+    Raises LibraryMissing with the package to install.
+    """
+    if not given and not is_foreign(target):
+        return ""
+    name = given or f"{triple(target)}-g++"
+    path = shutil.which(name)
+    if path is None:
+        raise LibraryMissing(f"There is no {name} here, which would link for {triple(target)}.", hint=_package(target))
+    return path
+
+
+def check(target: Mapping[str, Any]) -> None:
+    """Raise LibraryMissing unless this machine can compile for a target: with the hint which package to install."""
+    tvm_version()
+    path = linker(target, get_settings().cc)
+    if not path:
+        return
+    done = run([path, "-dumpmachine"], timeout_s=_LINKER_TIMEOUT_S)
+    if done.returncode or architecture({"mtriple": done.output.strip()}) != architecture(target):
+        says = done.output.strip().splitlines()[-1:] or ["nothing"]
+        text = f"{path} does not link for {triple(target)}: asked for its machine, it says {says[0]!r}."
+        raise LibraryMissing(text, hint=_package(target))
+
+
+def _package(target: Mapping[str, Any]) -> str:
+    name = triple(target).replace("_", "-")
+    return f"apt-get install g++-{name}, or set TUNA_CC to a compiler that links for {triple(target)}"
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"The target is no JSON object: {error}.", hint=_EXAMPLE) from None
+    if not isinstance(found, dict):
+        raise BadInput("The target is no JSON object.", hint=_EXAMPLE)
+    if "host" in found:
+        raise BadInput("A target of a CPU has no host.", hint="leave it out")
+    return found
+
+
+def _from_words(text: str) -> dict[str, Any]:
+    """`llvm -mcpu=X -num-cores 4`: a value may follow after a space."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"The target {text!r} cannot be read: {error}.", hint=_EXAMPLE) from None
+    if not words:
+        raise BadInput("The target is empty.", hint=_EXAMPLE)
+    found: dict[str, Any] = {"kind": words[0]}
+    rest = words[1:]
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("-") or name.strip("-") == "":
+            raise BadInput(f"{name!r} is no attribute of a target.", hint=_EXAMPLE)
+        name = name.lstrip("-")
+        if not equals:
+            follows = bool(rest) and not rest[0].startswith("-")
+            value = rest.pop(0) if follows else "true"
+        if name in found:
+            raise BadInput(f"The target has {name!r} twice.")
+        found[name] = value
+    return found
+
+
+def _typed(name: str, value: Any) -> Any:
+    kind = _ATTRIBUTES[name]
+    if kind is list:
+        return _listed(name, value)
+    if kind is bool:
+        if str(value).lower() in ("true", "1", "false", "0"):
+            return str(value).lower() in ("true", "1")
+    elif kind is int:
+        if str(value).isdigit() and not isinstance(value, bool):
+            return int(value)
+    elif isinstance(value, str) and value:
+        return value
+    raise BadInput(f"The target's {name} cannot be {value!r}.", hint=_EXAMPLE)
+
+
+def _listed(name: str, value: Any) -> Sequence[str]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise BadInput(f"The target's {name} is no list of words.", hint=_EXAMPLE)
+    return sorted(set(words)) if name in _SETS else words
