@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -168,11 +169,27 @@ def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.Mo
             card.words = ""
         raise OSError("the hook failed, which is only logged")
 
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: pauses.append(pause_s))
     health = Health([], GPU, mend, first_pause_s=2.0, longest_pause_s=5.0)
     health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), card, 60.0)
     assert pauses == [2.0, 4.0, 5.0]
     assert health.fault is None
+
+
+def test_it_ends_at_once_while_it_is_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(Card):
+        def probe(self, device: DeviceHandle) -> str:
+            threading.Event().wait(30)
+            return ""
+
+    asked = threading.Event()
+    health = Health([], GPU, ending=asked.is_set, first_pause_s=30.0)
+    threading.Timer(0.1, asked.set).start()
+    started = time.monotonic()
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "the board vanished"), Card(), 60.0)
+    assert health.fault, "nothing was examined"
+    assert Health([], GPU, ending=asked.is_set).examine(Hangs())
+    assert time.monotonic() - started < 10
 
 
 def test_it_stays_aside_for_no_longer_than_it_may() -> None:

@@ -33,6 +33,10 @@ CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 Call = Callable[..., dict[str, Any]]
 
 
+class DeviceHeld(Exception):
+    """A candidate holds the device, so that no other can be measured: what is known of them stays."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Seconds for one candidate, and for what comes before the first."""
@@ -127,6 +131,8 @@ class Measurement:
         """The timings of these trials in one fresh process, by index; a trial that failed there instead of a timing."""
         try:
             return dict(zip((t.index for t in trials), self._timings(trials, budget_s), strict=True))
+        except DeviceHeld:
+            return {}
         except CHILD_FAULTS as error:
             if len(trials) == 1:
                 return {trials[0].index: _failed(trials[0].index, error)}

@@ -35,6 +35,7 @@ TRUSTED = 20
 #: How long the first time to wait for news of those others.
 NEWS_S = 2.0
 _TEST_BYTES = 1 << 20
+_TICK_S = 0.5
 #: A program that runs out of space where there is this much without it is at fault itself.
 _ROOM_BYTES = 1 << 28
 #: Errors of the machine, whatever the job: no space, quota, read-only or broken disk, no memory, no processes or files left.
@@ -70,12 +71,16 @@ class Health:
         folders: Sequence[Path],
         device: DeviceHandle | None = None,
         mend: Callable[[], None] = lambda: None,
+        ending: Callable[[], bool] = lambda: False,
         *,
         first_pause_s: float = 2.0,
         longest_pause_s: float = 300.0,
     ) -> None:
-        """`folders` must be writable; `mend` may repair the device, and is called before it is examined again."""
-        self._folders, self._device, self._mend = folders, device, mend
+        """`folders` must be writable; `mend` may repair the device, and is called before it is examined again.
+
+        `ending`: whether the worker is to end, which a worker that is aside does at once.
+        """
+        self._folders, self._device, self._mend, self._ending = folders, device, mend, ending
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._pause_s = first_pause_s
         self._examined = False
@@ -105,7 +110,7 @@ class Health:
                 _write_to(folder)
             except OSError as error:
                 return Fault(Cause.INFRA, f"{folder} cannot be written: {error.strerror}")
-        words = _probe(library, self._device) if self._device else ""
+        words = _probe(library, self._device, self._ending) if self._device else ""
         return Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}") if words else None
 
     def judge(
@@ -128,10 +133,10 @@ class Health:
         output = "\n".join([result.output_tail, *(trial.output_tail for trial in result.trials)])
         if any(words in output for words in _WORDS) and (fault := self._lack_of_room()):  # any program can say them
             return fault
+        if result.cause is Cause.DEVICE_LOST:  # what is known need not be asked of a device that may not answer
+            return Fault(Cause.DEVICE_LOST, tail(result.output_tail) or "the device was lost")
         if fault := self.examine(library):
             return fault
-        if result.cause is Cause.DEVICE_LOST:
-            return Fault(Cause.DEVICE_LOST, tail(result.output_tail) or "the device was lost")
         self._successes = 0
         self._failed.add(result.job_id)
         if result.cause is Cause.WRONG_RESULT:
@@ -175,7 +180,9 @@ class Health:
         deadline = time.monotonic() + limit_s
         while self.fault and time.monotonic() < deadline:
             log.error("worker aside", reason=fault.text, pause_s=self._pause_s)
-            time.sleep(min(self._pause_s, deadline - time.monotonic()))
+            self._sleep(min(self._pause_s, deadline - time.monotonic()))
+            if self._ending():
+                return
             self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
             try:
                 self._mend()
@@ -186,6 +193,11 @@ class Health:
         if self.fault is None:
             self._examined = True
             log.warning("worker back")
+
+    def _sleep(self, pause_s: float) -> None:
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0 and not self._ending():
+            time.sleep(min(left_s, _TICK_S))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -200,8 +212,8 @@ def _write_to(folder: Path) -> None:
         file.write(bytes(_TEST_BYTES))
 
 
-def _probe(library: Library, device: DeviceHandle) -> str:
-    """What `Library.probe` says; one that raises or does not answer is as good as a bad one."""
+def _probe(library: Library, device: DeviceHandle, ending: Callable[[], bool]) -> str:
+    """What `Library.probe` says; one that raises or does not answer, also by the time of `ending`, is as good as a bad one."""
     said: list[str] = []
 
     def ask() -> None:
@@ -212,5 +224,7 @@ def _probe(library: Library, device: DeviceHandle) -> str:
 
     asking = threading.Thread(target=ask, name="probe", daemon=True)
     asking.start()
-    asking.join(PROBE_S)
-    return said[0] if said else f"no answer to a probe within {PROBE_S:g} s"
+    until = time.monotonic() + PROBE_S
+    while asking.is_alive() and (left_s := until - time.monotonic()) > 0 and not ending():
+        asking.join(min(left_s, _TICK_S))
+    return said[0] if said else f"no answer to a probe within {PROBE_S:g} s, or before this worker was to end"

@@ -41,12 +41,17 @@ class WorkerProcess:
     """The state of one process that runs chunks; everything is created lazily."""
 
     def __init__(
-        self, settings: Settings, served: ServedQueues | None = None, mend: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        served: ServedQueues | None = None,
+        mend: Callable[[], None] = lambda: None,
+        ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`served`: what this machine can serve, as far as it was found before the fork; `mend`: see `Health`."""
+        """`served`: what this machine can serve, as far as it was found before the fork; `mend`, `ending`: see `Health`."""
         self._settings = settings
         self._served = served or ServedQueues()
         self._mend = mend
+        self._ending = ending
         self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
         self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
         self._devices: dict[str, DeviceHandle] = {}  # by library
@@ -154,8 +159,9 @@ class WorkerProcess:
                 scratch=self._scratch,
                 cpus=device.cpus if device else compile_cpus(settings),
                 device=device,
+                ending=self._ending,
             )
-            health = Health([settings.home, self._scratch], device, self._mend)
+            health = Health([settings.home, self._scratch], device, self._mend, self._ending)
             self._runners[key] = Runner(
                 self._client, settings.lease_s, context, settings.worker_name, self._sender, health, self._member
             )

@@ -7,6 +7,7 @@ kernel kills the pool and its child processes with it.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -50,11 +51,15 @@ class Shutdown:
         self._leave = leave
         self._asked_at: float | None = None
         self._now = threading.Event()
+        self._shared = mmap.mmap(-1, 1)  # with processes that are forked from this one
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has arrived: processes that die from now on are not killed by their job."""
-        return self._asked_at is not None
+        """Whether a signal has arrived, in this process or the one it was forked from.
+
+        Processes that die from now on are not killed by their job.
+        """
+        return self._shared[0] > 0
 
     def install(self) -> None:
         """Take over SIGTERM and SIGINT from Celery, whose warm shutdown has no bound; call it in the main thread."""
@@ -68,6 +73,7 @@ class Shutdown:
                 self._now.set()
             return
         self._asked_at = time.monotonic()
+        self._shared[0] = 1
         celery_internals.stop_warmly()  # if Celery ends first, the thread below dies with it
         threading.Thread(target=self._wait_and_leave, name="shutdown", daemon=True).start()
 

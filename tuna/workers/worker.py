@@ -67,7 +67,7 @@ class Worker:
         self._control: ControlListener | None = None
         self._reset_at = -math.inf
         self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
-        self.process = WorkerProcess(settings, self._served, self._mend)
+        self.process = WorkerProcess(settings, self._served, self._mend, self._is_ending)
 
     def connect_signals(self) -> None:
         """Connect the handlers of Celery's worker signals."""
@@ -140,7 +140,7 @@ class Worker:
     def _start_process(self, **_: Any) -> None:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
         die_with_parent("pool", always=True)
-        self.process = WorkerProcess(self._settings, self._served, self._mend)
+        self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending)
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
 
@@ -150,6 +150,9 @@ class Worker:
         if time.monotonic() - self._reset_at >= RESET_EVERY_S:
             self._reset_at = time.monotonic()
             run_hook("TUNA_TVM_RESET", self._settings.tvm_reset, {})
+
+    def _is_ending(self) -> bool:
+        return self._shutdown.asked
 
     def _free_lease_of_dead_process(
         self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any

@@ -19,10 +19,10 @@ from tuna.libraries.base import Environment, Step
 from tuna.libraries.candidates import DeviceGone
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest
+from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest, DeviceHeld
 from tuna.libraries.tvm import boards
 from tuna.libraries.tvm.library import TvmLibrary
-from tuna.sandbox.processes import Child, ChildFailed
+from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
@@ -46,6 +46,8 @@ class BoardTvmLibrary(TvmLibrary):
         self._environment: Environment | None = None
         self._board = ""  #: address of the board that has our session; empty: none is open
         self._gone = ""  #: why there is no board for the rest of the item
+        self._in_finals = False  #: whether the item is one of finals
+        self._session_ends = 0.0
 
     def environment(self) -> Environment:
         """That of a board, which is asked once."""
@@ -94,21 +96,24 @@ class BoardTvmLibrary(TvmLibrary):
     # -- the session --------------------------------------------------------------------------------------------------
 
     def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
-        self._gone = ""
+        self._gone, self._in_finals = "", contest.known_ms is not None
         if not self._board:
             self._open(context, _WAIT_S)
         return super()._loaded_and_measured(contest, paths, context)
 
     def _open(self, context: RunContext, wait_s: float) -> None:
-        """Open a session; raises DeviceGone, and for a board of another kind."""
-        child = self._loader_child(context)
-        stops = lambda: context.cancelled() or context.ending()  # noqa: E731
-        if not child.alive:
-            child.call({"op": "close"}, boards.START_S, stops)  # its start, before a board waits for it
-        place = self._boards.free(wait_s, stops)
-        request = boards.open_request(place, max(_MARGIN_S, self._session_ends - time.monotonic()))
+        """Open a session within `wait_s` for a free board; raises DeviceGone, also for a board of another kind."""
+        child, waits = self._loader_child(context), lambda: context.cancelled() or context.ending()
         try:
-            facts = child.call(request, boards.HANDSHAKE_S, stops)
+            if not child.alive:
+                child.call({"op": "close"}, boards.START_S, waits)  # its start, before a board waits for it
+            place = self._boards.free(wait_s, waits)
+            request = boards.open_request(place, max(_MARGIN_S, self._session_ends - time.monotonic()))
+            facts = child.call(request, boards.HANDSHAKE_S, waits)
+        except ChildCancelled:
+            if context.cancelled():
+                raise
+            raise DeviceGone("this worker is ending") from None
         except CHILD_FAULTS as error:
             raise DeviceGone(boards.words(error)) from error
         self._compare(facts)
@@ -161,7 +166,7 @@ class BoardTvmLibrary(TvmLibrary):
 
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
             if self._gone:
-                raise ChildFailed(self._gone, self._gone)
+                raise self._without_board(op)
             try:
                 return plain(op, timeout_s, **arguments)
             except CHILD_FAULTS as fault:
@@ -169,3 +174,9 @@ class BoardTvmLibrary(TvmLibrary):
                 raise
 
         return call
+
+    def _without_board(self, op: str) -> Exception:
+        """A candidate fails whose turn is yet to come; those that were measured stay as they are, but in finals all is new."""
+        if self._in_finals:
+            return DeviceGone(self._gone)
+        return ChildFailed(self._gone, self._gone) if op in ("prepare", "measure", "probe") else DeviceHeld(self._gone)

@@ -148,15 +148,16 @@ def _from_words(text: str) -> dict[str, Any]:
     rest = words[1:]
     while rest:
         name, equals, value = rest.pop(0).partition("=")
+        given: str | bool = value
         if not name.startswith("-") or name.strip("-") == "":
             raise BadInput(f"{name!r} is no attribute of a target.", hint=_EXAMPLE)
         name = name.lstrip("-")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("-")
-            value = rest.pop(0) if follows else "true"
+            given = rest.pop(0) if follows else True
         if name in found:
             raise BadInput(f"The target has {name!r} twice.")
-        found[name] = value
+        found[name] = given
     return found
 
 

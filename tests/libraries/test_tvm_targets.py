@@ -1,0 +1,114 @@
+"""Targets in both of their forms are one JSON text, and who links for them is found or named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.tvm import targets
+from tuna.settings import get_settings
+
+PI = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("llvm", {"kind": "llvm"}),
+        ("llvm -device=arm_cpu -mtriple=aarch64-linux-gnu", PI),
+        ("llvm -mtriple aarch64-linux-gnu -keys=arm_cpu,cpu", {**PI, "keys": ["arm_cpu", "cpu"]}),
+        ('{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}', PI),
+        ("llvm -num-cores 4 -mattr=+v8.2a,+neon", {"kind": "llvm", "mattr": ["+neon", "+v8.2a"], "num-cores": 4}),
+        ('{"kind": "llvm", "num-cores": 4, "mattr": ["+neon", "+v8.2a"]}',
+         {"kind": "llvm", "mattr": ["+neon", "+v8.2a"], "num-cores": 4}),
+        ("llvm -mcpu=cortex-a72 -fast-math -opt-level=3",
+         {"kind": "llvm", "fast-math": True, "mcpu": "cortex-a72", "opt-level": 3}),
+        ("llvm -device=arm_cpu -mtriple=x86_64-linux-gnu",
+         {"kind": "llvm", "device": "arm_cpu", "mtriple": "x86_64-linux-gnu"}),
+    ],
+)  # fmt: skip
+def test_both_forms_of_a_target_are_one(text: str, wanted: dict[str, object]) -> None:
+    found = targets.parse(text)
+    assert found == wanted
+    assert targets.to_text(targets.parse(targets.to_text(found))) == targets.to_text(found)
+    assert list(found) == sorted(found)
+
+
+def test_lvm_is_taken_for_llvm_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert targets.parse("lvm -device=arm_cpu -mtriple=aarch64-linux-gnu") == PI
+    assert "lvm is taken for llvm" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("cuda -arch=sm_80", "of kind llvm, not 'cuda'"),
+        ("llvm -num-cores=four", "num-cores cannot be 'four'"),
+        ("llvm -mcpu", "mcpu cannot be True"),
+        ("llvm -mcpus=x", "has no 'mcpus'"),
+        ("llvm mcpu=x", "'mcpu' is no attribute"),
+        ("llvm -mcpu=a -mcpu=b", "'mcpu' twice"),
+        ("llvm -mattr='", "cannot be read"),
+        ('{"kind": "llvm", "host": {"kind": "llvm"}}', "no host"),
+        ('{"kind": "llvm", "mattr": [1]}', "no list of words"),
+        ('{"kind": "llvm", "num-cores": true}', "num-cores cannot be True"),
+        ("{", "no JSON object"),
+        ("{" * 100_000, "no JSON object"),
+    ],
+)
+def test_what_is_no_target_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        targets.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("triple", "gnu"),
+    [
+        ("aarch64-conda-linux-gnu", "aarch64-linux-gnu"),
+        ("arm64-linux-gnu", "aarch64-linux-gnu"),
+        ("aarch64", "aarch64-linux-gnu"),
+        ("arm-linux-gnueabihf", "arm-linux-gnueabihf"),
+    ],
+)
+def test_triples_are_named_as_gnu_does(triple: str, gnu: str) -> None:
+    assert targets.triple({"kind": "llvm", "mtriple": triple}) == gnu
+
+
+def test_without_a_linker_its_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LibraryMissing, match=r"no riscv64-linux-gnu-g\+\+ here") as missing:
+        targets.linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "")
+    assert missing.value.hint == (
+        "apt-get install g++-riscv64-linux-gnu, or set TUNA_CC to a compiler that links for riscv64-linux-gnu"
+    )
+    assert targets.linker({"kind": "llvm", "num-cores": 2}, "") == "", "this machine's own"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_compiler_that_links_for_another_machine_is_refused(
+    tvm_here: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNA_HOME", str(tmp_path))
+    monkeypatch.setenv("TUNA_CC", "gcc")
+    get_settings.cache_clear()
+    try:
+        with pytest.raises(LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"):
+            targets.check({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+    finally:
+        monkeypatch.undo()
+        get_settings.cache_clear()
+
+
+def test_targets_as_json_are_what_tvm_takes(tvm_here: None) -> None:
+    """The attributes that are known here are those of the installed TVM."""
+    tvm = pytest.importorskip("tvm")
+    for text in (
+        "llvm -device=arm_cpu -mtriple=aarch64-linux-gnu",
+        "llvm -mattr=+neon -mtriple=aarch64-linux-gnu -num-cores=4",
+    ):
+        assert tvm.target.Target(json.loads(targets.to_text(targets.parse(text)))).kind.name == "llvm"
