@@ -74,7 +74,7 @@ class Kernel:
 
     #: Seconds of each run of `loop` that are not the kernel's, such as those of a call through Python; they are subtracted.
     overhead_s: float = 0.0
-    #: Whether a clock of its own empties the device's caches before each run where the session's condition is `caches=cold`.
+    #: Whether its own clock empties the device's caches before each run where the session's condition is `caches=cold`.
     empties_caches: bool = False
 
     def __init__(self, run: Callable[[], object], arrays: Sequence[NDArray[Any]]) -> None:

@@ -1,7 +1,7 @@
 """TVM on a board behind TVM's RPC: the eval steps of a worker that measures there and not on this machine.
 
 What speaks with the board is a child that is killed when it takes too long; a chunk has one session on one board. A candidate
-that crashed or hung is told from a board that vanished by whether the board's server still takes connections.
+that crashed or hung differs from a board that vanished in that the board's server still takes connections.
 """
 
 from __future__ import annotations
