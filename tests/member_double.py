@@ -66,7 +66,8 @@ class MemberDouble:
     def next_chunk(self) -> Chunk | None:
         """The next message of its queue."""
         for name in queue_keys(keys.WORK):
-            if text := self.client.rpop(self.key(name)):
+            if self.client.llen(self.key(name)):
+                _, text = self.client.brpop([self.key(name)], timeout=5)
                 body = base64.b64decode(json.loads(text)["body"])
                 return Chunk.model_validate_json(json.loads(body)[1]["chunk"])
         return None

@@ -10,71 +10,27 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from jobs_builder import accepted, make_jobs, states
-from member_double import MemberDouble, admit, good
+from jobs_builder import accepted, states
+from member_double import MemberDouble, good
+from member_room import LIBRARY
+from member_room import Room as Plain
 
-from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import StepResult, Trial
 from tuna.libraries.items import Trial as TrialResult
-from tuna.libraries.registry import get_library
 from tuna.membership import members as store
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import dealer, member_work
-from tuna.pipeline.connection import make_celery
-from tuna.pipeline.coordinator import Coordinator
-from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import ReportKind
-from tuna.pipeline.serving import SessionWork
 from tuna.settings import get_settings
 
-LIBRARY = get_library("noop")
 LEASE_S = 4.0
 
 
-class Room:
-    """A coordinator, and a member that joined."""
+class Room(Plain):
+    """With a member."""
 
-    def __init__(self, engine: sa.Engine, client: redis.Redis, layers: int, role: str = "compile") -> None:
-        self.engine, self.client = engine, client
-        session_id = make_jobs(engine, layers)
-        with reading(engine) as connection:
-            environment = sessions.get(connection, session_id).environment
-            self.namespace = sessions.namespace(connection)
-        self._work = SessionWork(session_id, self.namespace, environment, LIBRARY)
-        self.leases = Leases(client, self.namespace, LEASE_S)
-        self.coordinator = self.another()
-        self.member = self.join("m1", role)
-
-    def another(self) -> Coordinator:
-        settings = get_settings()
-        return Coordinator(self.engine, self.client, make_celery(settings), settings, [self._work])
-
-    def join(self, name: str, role: str = "compile") -> MemberDouble:
-        admit(self.engine, name, role)
-        double = MemberDouble(self.client, self.namespace, name, role)
-        double.beat()
-        return double
-
-    def turn(self, coordinator: Coordinator | None = None) -> None:
-        """What is due in half a second, at once."""
-        coordinator = coordinator or self.coordinator
-        coordinator._members._looked_at = coordinator._members._checked_at = coordinator._reaped_at = float("-inf")
-        coordinator._members._roster.expire()
-        coordinator.publisher._backoff_until.clear()
-        coordinator.publish()
-        coordinator._members.tick()
-        coordinator.drain.once()
-        coordinator.reap()
-
-    def state(self, name: str = "m1") -> str:
-        with reading(self.engine) as connection:
-            return {one.name: one.state for one in store.members(connection, include_former=True)}[name]
-
-    def failures(self) -> list[tuple[str | None, str]]:
-        with reading(self.engine) as connection:
-            rows = connection.execute(sa.select(StepResult.cause, StepResult.worker).where(StepResult.ok.is_(False)))
-            return [(row.cause, row.worker) for row in rows]
+    first: MemberDouble
 
 
 @pytest.fixture()
@@ -87,6 +43,7 @@ def room(
     monkeypatch.setenv("TUNA_LEASE_S", str(LEASE_S))
     get_settings.cache_clear()
     made = Room(sqlite_engine, redis_client, 20)
+    made.first = made.member("m1")
     yield made
     made.coordinator._members.close()
     for user in redis_client.acl_users():
@@ -96,25 +53,25 @@ def room(
 
 def test_a_member_has_a_chunk_for_each_process_and_one_more_and_its_reports_count(room: Room) -> None:
     room.turn()
-    dealt = room.client.hgetall(room.member.key("dealt"))
+    dealt = room.client.hgetall(room.first.key("dealt"))
     assert len(dealt) == 2
     assert set(dealt.values()) == {b""}
     assert {room.client.hget(room.leases.holders_key, chunk).split(b"/")[0] for chunk in dealt} == {b"m1:dealt"}
-    chunk = room.member.next_chunk()
-    room.member.report(ReportKind.STARTED, chunk.id, worker="somebody:9", place="elsewhere")
+    chunk = room.first.next_chunk()
+    room.first.report(ReportKind.STARTED, chunk.id, worker="somebody:9", place="elsewhere")
     room.turn()
     assert states(room.engine)["compiling"] == len(chunk.items)
-    room.member.report(ReportKind.RESULTS, chunk.id, [good(chunk.items[0])], worker="somebody:9")
+    room.first.report(ReportKind.RESULTS, chunk.id, [good(chunk.items[0])], worker="somebody:9")
     rest = [good(item) for item in chunk.items[1:]]
-    room.member.report(ReportKind.FINISHED, chunk.id, rest, worker="x:y:z")
+    room.first.report(ReportKind.FINISHED, chunk.id, rest, worker="x:y:z")
     room.turn()
     with reading(room.engine) as connection:
         workers = set(connection.execute(sa.select(StepResult.worker)).scalars())
     assert workers == {"m1:9", "m1:0"}
     assert len(accepted(room.engine)) == len(chunk.items)
     assert room.client.hget(room.leases.holders_key, chunk.id) is None
-    assert chunk.id.encode() not in room.client.hgetall(room.member.key("dealt"))
-    assert len(room.client.hgetall(room.member.key("dealt"))) == 2, "the free place is filled"
+    assert chunk.id.encode() not in room.client.hgetall(room.first.key("dealt"))
+    assert len(room.client.hgetall(room.first.key("dealt"))) == 2, "the free place is filled"
 
 
 def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +80,7 @@ def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch:
     for _ in range(3):
         pace.finish("m1")
     room.turn()
-    assert len(room.client.hgetall(room.member.key("dealt"))) == 1 + 3
+    assert len(room.client.hgetall(room.first.key("dealt"))) == 1 + 3
     for _ in range(100):
         pace.finish("m1")
     assert pace.ahead("m1") == dealer._MOST_AHEAD
@@ -133,13 +90,13 @@ def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch:
 
 def test_all_is_done_once_with_two_coordinators(room: Room) -> None:
     other = room.another()
-    others = room.join("m2", "eval")
+    others = room.member("m2", "eval")
     deadline = time.monotonic() + 30
     while states(room.engine) != {"evaluated": 200}:
         assert time.monotonic() < deadline, states(room.engine)
         for coordinator in (room.coordinator, other):
             room.turn(coordinator)
-            room.member.work()
+            room.first.work()
             others.work()
     other._members.close()
     assert {count for *_, count in accepted(room.engine)} == {1}
@@ -150,8 +107,8 @@ def test_all_is_done_once_with_two_coordinators(room: Room) -> None:
 
 def test_one_report_that_two_coordinators_read_is_moved_once(room: Room) -> None:
     room.turn()
-    chunk = room.member.next_chunk()
-    room.member.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
+    chunk = room.first.next_chunk()
+    room.first.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
     other = room.another()._members
     (member,) = other._roster.members()
     read = other._inbox.reports([member])
@@ -159,22 +116,22 @@ def test_one_report_that_two_coordinators_read_is_moved_once(room: Room) -> None
     assert room.coordinator._members.collect() == 1
     assert other._collector._collect(member, read["m1"]) == 0
     assert room.client.xlen(room.leases.results_key) == 1
-    assert room.state() == "active", "that is nobody's fault"
+    assert room.state("m1") == "active", "that is nobody's fault"
 
 
 def test_what_it_makes_is_taken_in_signed_and_what_is_missing_fails(room: Room) -> None:
     room.turn()
-    chunk = room.member.next_chunk()
+    chunk = room.first.next_chunk()
     code = b"machine code"
     names = [hashlib.sha256(code).hexdigest(), hashlib.sha256(b"never put").hexdigest(), "0" * 64, "../../etc/passwd"]
-    room.member.put(chunk.id, names[0], code)
-    room.member.put(chunk.id, names[2], b"not what its name says")
-    room.member.put(chunk.id, names[3], b"x")
+    room.first.put(chunk.id, names[0], code)
+    room.first.put(chunk.id, names[2], b"not what its name says")
+    room.first.put(chunk.id, names[3], b"x")
     results = [
         good(item, trials=(TrialResult(index=0, params="{}", artifact=name),))
         for item, name in zip(chunk.items, names, strict=False)
     ]
-    room.member.report(ReportKind.FINISHED, chunk.id, results)
+    room.first.report(ReportKind.FINISHED, chunk.id, results)
     room.turn()
     assert room.coordinator._artifacts.get(names[0]) == code
     with reading(room.engine) as connection:
@@ -183,17 +140,17 @@ def test_what_it_makes_is_taken_in_signed_and_what_is_missing_fails(room: Room) 
             == names[:1]
         )
     assert room.failures() == [("infra", "m1:7")] * 3
-    assert room.client.hlen(room.member.key("artifacts")) == 0, "what was put for a chunk goes with it"
+    assert room.client.hlen(room.first.key("artifacts")) == 0, "what was put for a chunk goes with it"
 
 
 def test_what_a_chunk_needs_is_put_beside_it(room: Room) -> None:
-    evaluator = room.join("m2", "eval")
+    evaluator = room.member("m2", "eval")
     room.turn()
-    chunk = room.member.next_chunk()
+    chunk = room.first.next_chunk()
     name = hashlib.sha256(b"code").hexdigest()
-    room.member.put(chunk.id, name, b"code")
+    room.first.put(chunk.id, name, b"code")
     trial = TrialResult(index=0, params="{}", artifact=name)
-    room.member.report(ReportKind.FINISHED, chunk.id, [good(item, trials=(trial,)) for item in chunk.items])
+    room.first.report(ReportKind.FINISHED, chunk.id, [good(item, trials=(trial,)) for item in chunk.items])
     room.turn()
     room.turn()
     measured = evaluator.next_chunk()
@@ -208,25 +165,25 @@ def test_what_a_chunk_needs_is_put_beside_it(room: Room) -> None:
 
 def test_a_chunk_that_was_canceled_or_evicted_leaves_the_member_and_is_no_fault_of_its(room: Room) -> None:
     room.turn()
-    first, second = room.member.next_chunk(), room.member.next_chunk()
+    first, second = room.first.next_chunk(), room.first.next_chunk()
     room.leases.drop([first.id])
     room.leases.evict("m1")
     room.turn()
-    assert not {first.id.encode(), second.id.encode()} & room.client.hgetall(room.member.key("dealt")).keys()
+    assert not {first.id.encode(), second.id.encode()} & room.client.hgetall(room.first.key("dealt")).keys()
     for chunk in (first, second):
-        room.member.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
+        room.first.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
     room.turn()
     assert accepted(room.engine) == []
-    assert room.client.xlen(room.member.key("reports")) == 0
+    assert room.client.xlen(room.first.key("reports")) == 0
     assert room.client.hlen(f"tuna:{{{room.namespace}}}:faults") == 0
 
 
 def test_a_process_that_died_is_charged_and_its_chunk_repeated(room: Room) -> None:
     room.turn()
-    chunk = room.member.next_chunk()
-    room.member.report(ReportKind.STARTED, chunk.id)
-    room.member.report(ReportKind.LOST, chunk.id)
-    room.member.report(ReportKind.RESULTS, chunk.id, [good(chunk.items[0])])
+    chunk = room.first.next_chunk()
+    room.first.report(ReportKind.STARTED, chunk.id)
+    room.first.report(ReportKind.LOST, chunk.id)
+    room.first.report(ReportKind.RESULTS, chunk.id, [good(chunk.items[0])])
     room.turn()
     assert room.failures() == [("worker_lost", "")]
     assert accepted(room.engine) == []
@@ -236,13 +193,13 @@ def test_a_silent_member_loses_its_chunks_of_which_only_the_begun_one_is_charged
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room.turn()
-    begun = room.member.next_chunk()
-    room.member.report(ReportKind.STARTED, begun.id)
+    begun = room.first.next_chunk()
+    room.first.report(ReportKind.STARTED, begun.id)
     room.turn()
     monkeypatch.setattr(room.coordinator._members._relay, "_ttl_s", 0.0)
     time.sleep(0.01)
     room.turn()
-    assert room.client.hlen(room.member.key("dealt")) == 0
+    assert room.client.hlen(room.first.key("dealt")) == 0
     assert len(room.failures()) == 1
     assert room.failures()[0][0] == "worker_lost"
 
@@ -252,20 +209,20 @@ def test_a_chunk_that_was_lost_on_its_way_is_dealt_again_after_a_pause(
 ) -> None:
     monkeypatch.setattr(member_work, "_ARRIVES_WITHIN_S", 0.0)
     room.turn()
-    lost = room.member.next_chunk(), room.member.next_chunk()
+    lost = room.first.next_chunk(), room.first.next_chunk()
     room.turn()
-    assert not {one.id.encode() for one in lost} & set(room.client.hgetall(room.member.key("dealt")))
+    assert not {one.id.encode() for one in lost} & set(room.client.hgetall(room.first.key("dealt")))
     assert room.failures() == [], "nobody is charged"
-    assert room.member.next_chunk() is None
+    assert room.first.next_chunk() is None
     room.coordinator._members._pace._until.clear()
     room.turn()
-    assert room.member.work() == 2
+    assert room.first.work() == 2
 
 
 def test_a_chunk_that_takes_longer_than_its_limits_is_taken_back(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.turn()
-    chunk = room.member.next_chunk()
-    room.member.report(ReportKind.STARTED, chunk.id)
+    chunk = room.first.next_chunk()
+    room.first.report(ReportKind.STARTED, chunk.id)
     room.turn()
     dealt = room.coordinator._members._dealt
     now = dealt.now()
@@ -276,12 +233,12 @@ def test_a_chunk_that_takes_longer_than_its_limits_is_taken_back(room: Room, mon
     monkeypatch.setattr(dealt, "now", lambda: now + ends[0] + 1)
     room.turn()
     assert [cause for cause, _ in room.failures()] == ["worker_lost"]
-    assert chunk.id.encode() not in room.client.hgetall(room.member.key("dealt"))
+    assert chunk.id.encode() not in room.client.hgetall(room.first.key("dealt"))
 
 
 def test_heartbeats_are_shown_under_the_name_of_their_member_and_with_what_it_was_admitted_to(room: Room) -> None:
-    room.member.beat(9, name="owner:1", role="eval", host="owner", environment="x", toolchains=("other", "noop-1"))
-    room.member.beat(10, place="m1/gpu0", job_ids=(1, 2), done=3)
+    room.first.beat(9, name="owner:1", role="eval", host="owner", environment="x", toolchains=("other", "noop-1"))
+    room.first.beat(10, place="m1/gpu0", job_ids=(1, 2), done=3)
     room.turn()
     live = {one.name: one for one in HeartbeatBoard(room.client, room.namespace, LEASE_S).live()}
     assert live.keys() == {"m1:7", "m1:9", "m1:10"}
@@ -295,9 +252,9 @@ def test_a_cordoned_member_finishes_and_gets_nothing_new(room: Room) -> None:
     room.turn()
     with writing(room.engine) as connection:
         store.cordon(connection, "m1")
-    assert room.member.work() == 2
+    assert room.first.work() == 2
     room.turn()
-    assert room.member.next_chunk() is None
+    assert room.first.next_chunk() is None
     assert accepted(room.engine)
 
 
@@ -316,11 +273,11 @@ def test_without_members_a_round_costs_no_command(
 
 def test_after_a_stop_of_the_coordinator_a_live_member_keeps_its_chunks(room: Room) -> None:
     room.turn()
-    chunk = room.member.next_chunk()
-    room.member.report(ReportKind.STARTED, chunk.id)
+    chunk = room.first.next_chunk()
+    room.first.report(ReportKind.STARTED, chunk.id)
     room.turn()
     room.client.zadd(room.leases.leases_key, {chunk.id: 1}, xx=True)
-    room.member.beat()
+    room.first.beat()
     room.turn(room.another())
     assert room.failures() == []
     assert room.client.zscore(room.leases.leases_key, chunk.id) > 1

@@ -117,8 +117,8 @@ def mariadb_server(*options: str, defaults: Path | None = None) -> Iterator[str]
 
 
 @contextlib.contextmanager
-def redis_server(*options: str, host: str = "", port: int = 0) -> Iterator[str]:
-    """The URL of an empty Redis: on a Unix socket, or at `host` and `port` (0: a free one)."""
+def redis_server(*options: str, host: str = "", port: int = 0, executable: str = "") -> Iterator[str]:
+    """The URL of an empty Redis: on a Unix socket, or at `host` and `port` (0: a free one). `executable`: another server."""
     address: Address
     with _folder() as folder:
         if host:
@@ -127,7 +127,7 @@ def redis_server(*options: str, host: str = "", port: int = 0) -> Iterator[str]:
         else:
             address = str(folder / "s")
             url, place = f"unix://{address}", ["--port", "0", "--unixsocket", address]
-        with running([program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"):
+        with running([executable or program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"):
             yield url
 
 
