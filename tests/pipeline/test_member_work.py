@@ -16,13 +16,14 @@ from member_room import LIBRARY
 from member_room import Room as Plain
 
 from tuna.db.engine import reading, writing
-from tuna.db.models import StepResult, Trial
+from tuna.db.models import Job, StepResult, Trial
 from tuna.libraries.items import Trial as TrialResult
 from tuna.membership import members as store
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import dealer, member_work
 from tuna.pipeline.messages import ReportKind
 from tuna.settings import get_settings
+from tuna.vocabulary import Cause
 
 LEASE_S = 4.0
 
@@ -281,3 +282,27 @@ def test_after_a_stop_of_the_coordinator_a_live_member_keeps_its_chunks(room: Ro
     room.turn(room.another())
     assert room.failures() == []
     assert room.client.zscore(room.leases.leases_key, chunk.id) > 1
+
+
+def test_a_job_that_failed_on_a_member_goes_to_another_worker_first(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuna.membership.heartbeat._MIN_INTERVAL_S", 0.0)
+    other = room.join("m2")
+    room.turn()
+    chunk = room.member.next_chunk()
+    bad = good(chunk.items[0], cause=Cause.INFRA).model_copy(update={"ok": False})
+    room.member.report(ReportKind.FINISHED, chunk.id, [bad, *(good(item) for item in chunk.items[1:])])
+    room.turn()
+    with writing(room.engine) as connection:
+        assert connection.execute(sa.select(Job.avoid).where(Job.id == bad.job_id)).scalar() == "m1"
+        connection.execute(sa.update(Job).values(ready_at=None))
+    done = []
+    while chunks := [(double, chunk) for double in (room.member, other) if (chunk := double.next_chunk())]:
+        for double, chunk in chunks:
+            done += [(double.name, item.job_id) for item in chunk.items]
+            double.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
+        room.turn()
+        for double in (room.member, other):
+            double.beat()
+    assert [name for name, job in done if job == bad.job_id] == ["m2"]

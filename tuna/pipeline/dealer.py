@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from tuna.db.engine import reading
 from tuna.membership import keys
 from tuna.membership.inbox import Inbox
 from tuna.membership.members import Member
-from tuna.membership.relay import Relay
+from tuna.membership.relay import Relay, place_of_member
 from tuna.membership.roster import Roster
 from tuna.pipeline import needed_artifacts
 from tuna.pipeline.dealt import Dealt, DealtChunks
@@ -35,6 +36,8 @@ _INPUTS, _SHORT_INPUTS = 1 / 2, 1 / 4
 _MOST = 256
 #: Beyond the time limits of its chunks, for the way of messages and reports.
 _MARGIN_S = 10.0
+#: So long a job that failed on a member waits for another worker; messages that are looked through for the next chunk.
+_AVOID_S, _MOST_AVOIDED = 60.0, 32
 #: Pause in dealing to a member that ended a chunk without doing it; doubled each time until it finishes one.
 _PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 
@@ -45,6 +48,7 @@ class _Item(BaseModel):
     model_config = ConfigDict(extra="ignore")
     job_id: int
     body: str | None = None
+    avoid: str = ""
     candidates: tuple[Any, ...] = ()
     rivals: tuple[Any, ...] = ()
 
@@ -98,7 +102,9 @@ class Dealer:
         inbox: Inbox,
         dealt: DealtChunks,
         pace: Pace,
+        is_alone: Callable[[str], bool],
     ) -> None:
+        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`)."""
         self._engine = engine
         self._celery = celery
         self._artifacts = artifacts
@@ -107,6 +113,8 @@ class Dealer:
         self._inbox = inbox
         self._dealt = dealt
         self._pace = pace
+        self._is_alone = is_alone
+        self._avoided_at: dict[str, float] = {}  # chunks that a member is not to have -> since when
         self._connection: Any = None
         self._channel: Any = None
 
@@ -149,23 +157,30 @@ class Dealer:
 
     def _deal_one(self, member: Member, ends: list[float], empty: set[str]) -> bool:
         """Deal one chunk; False if the queues have none for this member."""
-        for queue in self._roster.queues(member):
-            while queue not in empty:
-                message = self._get(queue)
-                if message is None:
-                    empty.add(queue)
-                    break
-                try:
-                    outcome = self._hand_over(member, message, ends)
-                except Exception:
-                    message.requeue()
-                    raise
-                if outcome == "requeue":
-                    message.requeue()
-                    return False
-                message.ack()
-                if outcome == "dealt":
-                    return True
+        with contextlib.ExitStack() as stack:
+            left = 0
+            for queue in self._roster.queues(member):
+                while queue not in empty and left < _MOST_AVOIDED:
+                    message = self._get(queue)
+                    if message is None:
+                        if not left:
+                            empty.add(queue)
+                        break
+                    try:
+                        outcome = self._hand_over(member, message, ends)
+                    except Exception:
+                        message.requeue()
+                        raise
+                    if outcome == "avoid":  # put back at the end, or it would be the next one again
+                        stack.callback(message.requeue)
+                        left += 1
+                        continue
+                    if outcome == "requeue":
+                        message.requeue()
+                        return False
+                    message.ack()
+                    if outcome == "dealt":
+                        return True
         return False
 
     def _get(self, queue: str) -> Any:
@@ -188,12 +203,15 @@ class Dealer:
             raise
 
     def _hand_over(self, member: Member, message: Any, ends: list[float]) -> str:
-        """Deal the chunk of a message: `dealt`, `drop` (its lease is gone), or `requeue` (this member cannot have it)."""
+        """Deal the chunk of a message: `dealt`, `drop` (its lease is gone), `avoid` (another worker is to have it), or `requeue`
+        (this member cannot have any)."""
         try:
             chunk = _Chunk.model_validate_json(celery_internals.task_arguments(message)["chunk"])
         except (KeyError, ValueError, ValidationError) as error:
             log.error("invalid message dropped", fault=str(error))
             return "drop"
+        if self._should_avoid(member, chunk):
+            return "avoid"
         files = self._files(chunk)
         size_bytes, is_short = sum(map(len, files.values())), len(ends) >= member.processes + _AHEAD
         if size_bytes > self._most_bytes(member, is_short=is_short):
@@ -222,6 +240,18 @@ class Dealer:
         """Bytes of artifacts that one chunk may bring."""
         quota = self._inbox.quotas.artifact_bytes
         return quota * _SHORT_INPUTS / _MOST_AHEAD if is_short else quota * _INPUTS / (member.processes + _AHEAD)
+
+    def _should_avoid(self, member: Member, chunk: _Chunk) -> bool:
+        """Whether the chunk failed on this member before and another worker may do it; for a while, since that one may hang."""
+        places = {item.avoid for item in chunk.items if place_of_member(member.name, item.avoid) == item.avoid}
+        if all(self._is_alone(place) for place in places):
+            return False
+        now = time.monotonic()
+        since = self._avoided_at.setdefault(chunk.id, now)
+        if now - since < _AVOID_S:
+            return True
+        self._avoided_at = {name: at for name, at in self._avoided_at.items() if now - at < _AVOID_S}
+        return False
 
     def _files(self, chunk: _Chunk) -> dict[str, bytes]:
         """The files of the artifacts that the items need and the store has: a worker reports what is missing."""

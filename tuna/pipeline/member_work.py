@@ -61,7 +61,7 @@ class MemberWork:
         dealt = self._dealt = DealtChunks(client, namespace, leases, inbox, settings.lease_s)
         pace = self._pace = Pace()
         self._collector = Collector(inbox, dealt, artifacts, pace)
-        self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace)
+        self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace, board.is_alone)
         self._client = client
         self._artifacts = artifacts
         self._chunks: dict[str, Dealt] = {}
