@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -23,7 +24,6 @@ from tuna.db.types import utc_now
 from tuna.libraries.items import WorkItem
 from tuna.membership.announcements import artifact_keys
 from tuna.membership.keys import prefix
-from tuna.membership.members import Member
 from tuna.pipeline import key_rotation
 from tuna.pipeline.key_rotation import Retirement, announce, replace, sign_all, sign_page
 from tuna.pipeline.leases import Leases
@@ -164,9 +164,7 @@ def test_a_coordinator_never_replaces_a_newer_key_by_the_one_that_it_read_before
 def test_own_workers_get_the_secret_and_members_public_keys_alone(
     scene: Scene, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = utc_now()
-    member = Member("m:1", "eval", "h", "", (), (), "", 1, "active", now, now)
-    monkeypatch.setattr(key_rotation, "members", lambda _: [member])
+    monkeypatch.setattr(key_rotation, "members", lambda _: [SimpleNamespace(name="m:1")])
     keys = announce(scene.engine, redis_client, scene.settings, "n")
     assert artifact_keys(redis_client, scene.settings, "n") == keys
     joined = scene.settings.model_copy(update={"namespace": "n", "worker_name": "m:1"})

@@ -225,11 +225,6 @@ class Inbox:
         key, fields = self.key(worker, "artifacts"), [f"{chunk}/{digest}" for digest in digests]
         return cast(list[Any], self._artifacts(keys=[key], args=[most_bytes, *fields]))
 
-    def publish_keys(self, members: Sequence[Member], public: str) -> None:
-        """Tell members the public keys that verify artifacts; repeated, for Redis may have been wiped."""
-        if members:
-            self._client.mset({self.key(one.name, "public"): public for one in members})
-
     def _bounds(self, member: Member) -> list[Any]:
         """Type, number and bytes for each of `keys.all_keys`. Of kombu's own keys each type will do: only it reads them."""
         start = len(keys.prefix(self._namespace, member.name))

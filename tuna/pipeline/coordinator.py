@@ -183,8 +183,8 @@ class Coordinator:
         if time.monotonic() - self._reaped_at < _REAP_EVERY_S:
             return
         self._reaped_at = time.monotonic()
-        self._publish_bootstrap()
         self._gate.tick()
+        self._publish_bootstrap()  # to members that were just admitted, too
         self._retirement.tick()
         if time.monotonic() - self._kept_at >= needed_artifacts.KEEP_EVERY_S:
             self._kept_at = time.monotonic()

@@ -63,7 +63,6 @@ class MemberWork:
         self._collector = Collector(inbox, dealt, artifacts, pace)
         self._dealer = Dealer(engine, celery, artifacts, self._roster, self._relay, inbox, dealt, pace, board.is_alone)
         self._client = client
-        self._artifacts = artifacts
         self._chunks: dict[str, Dealt] = {}
         #: Chunks that were taken from members which had not begun them: for a coordinator to release, uncharged, and to drop.
         self.released: set[str] = set()
@@ -112,8 +111,6 @@ class MemberWork:
             self._checked_at = now
             self._relay.look(members)
             self._inbox.check(members)
-            if keys := self._artifacts.keys:
-                self._inbox.publish_keys(members, keys.verifier.to_json())
             self._dealt.trim()
             self._conduct.forget({one.name for one in members})
         if now - self._looked_at >= _LOOK_EVERY_S:
