@@ -171,7 +171,6 @@ class DatabaseBuilder:
             "attempt": 1,
             "ok": True,
             "output_tail": "",
-            "reproduce": "",
             "worker": "compile@builder-1",
             "started_at": start,
             "ended_at": self.clock,
@@ -268,14 +267,9 @@ def _tuned_job(
 
 def _failed_job(build: DatabaseBuilder, session: int, config: int, solver: int, device: str) -> None:
     job = build.job(session, config, solver, state="errored", cause="run_error", failures=3)
-    command = (
-        f"tuna reproduce --library tvm --step eval --solver TvmConv --seed 1 './bin/MIOpenDriver conv -n {config}'"
-    )
     tail = "Traceback (most recent call last):\n  <b>InternalError</b>: Check failed: (offset == 0) is false"
     build.trial(job, 0, None, cause="run_error", output_tail=tail)
-    build.step(
-        job, "eval", 3.0, 1.2, device, ok=False, cause="run_error", output_tail=tail, reproduce=command, attempt=3
-    )
+    build.step(job, "eval", 3.0, 1.2, device, ok=False, cause="run_error", output_tail=tail, attempt=3)
 
 
 def rows(connection: sa.Connection, model: type[Base]) -> Sequence[Any]:

@@ -23,7 +23,7 @@ _CAUSE = "CASE WHEN i % 100 BETWEEN 85 AND 89 THEN CASE i % 4 {} END END".format
     " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(_CAUSES))
 )
 _JOB = "id, session_id, config_id, solver_id, steps, step, state, reason, options, attempt, failures, isolate, cause, updated_at"
-_STEP = "job_id, step, attempt, ok, cause, output_tail, reproduce, worker, device, started_at, ended_at, busy_s"
+_STEP = "job_id, step, attempt, ok, cause, output_tail, worker, device, started_at, ended_at, busy_s"
 _AT = "'2026-03-02 09:30:00.000000'"
 _TIMES = f"{_AT}, '2026-03-02 10:30:00.000000'"
 
@@ -46,10 +46,10 @@ def fill(engine: sa.Engine, count: int) -> int:
         f"INSERT INTO job ({_JOB}) {numbers} SELECT i + 100, {session_id}, 1001 + (i - 1) {divide} 10, "
         f"(SELECT min(id) FROM solver) + i % 10, 'build,measure', {step}, {state}, 'test', '{{}}', 1, 0, 0, {_CAUSE}, "
         f"{_AT} FROM n",
-        f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'build', 1, 1, NULL, '', 'tuna reproduce', "
+        f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'build', 1, 1, NULL, '', "
         f"{name('w:', 'i % 4')}, '', {_TIMES}, 0.5 FROM n WHERE i % 100 < 50 OR i % 100 >= 70",
         f"INSERT INTO step_result ({_STEP}) {numbers} SELECT i + 100, 'measure', 1, {_CAUSE} IS NULL, {_CAUSE}, "
-        f"'it failed', 'tuna reproduce x', 'e:1', {name('gpu', 'i % 8')}, {_TIMES}, 0.25 "
+        f"'it failed', 'e:1', {name('gpu', 'i % 8')}, {_TIMES}, 0.25 "
         "FROM n WHERE i % 100 < 50 OR i % 100 BETWEEN 85 AND 89",
     )
     with writing(engine) as connection:

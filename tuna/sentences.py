@@ -39,16 +39,6 @@ def last_line(output: str, most: int = _LINE_CHARS) -> str:
     return one_line(lines[-1], most) if lines else "(no output)"
 
 
-#: A word as `shlex.join` writes it, and commands of them. No alternative begins like another, so that it takes linear time.
-_WORD = r"""(?:[\w@%+=:,./-]|'[^'\x00-\x1f\x7f-\x9f]*'|"'")+"""
-_COMMANDS = re.compile(f"tuna reproduce(?: {_WORD})*(?: && tuna reproduce(?: {_WORD})*)*", re.ASCII)
-
-
-def only_reproduces(command: str) -> str:
-    """The command line if it does nothing but `tuna reproduce` when pasted into a shell, else nothing."""
-    return command if _COMMANDS.fullmatch(command) and inert(command) == command else ""
-
-
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 layer`, `2 layers`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,14 @@ from pathlib import Path
 
 import click
 import pytest
+import sqlalchemy as sa
+from builders import START, DatabaseBuilder
+from jobs_builder import make_jobs
 
 from tuna.cli.main import COMMANDS
+from tuna.db import models
+from tuna.db.database import open_database
+from tuna.db.engine import writing
 from tuna.db.overview import Overview
 from tuna.vocabulary import IN_FLIGHT, State
 
@@ -93,8 +100,6 @@ def test_a_quote_in_every_text_option_is_only_text(type_in: Type, layers: Path) 
 
 
 def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None:
-    import shlex
-
     from tuna.configs import parse_line
     from tuna.libraries.items import WorkItem
     from tuna.libraries.registry import get_library
@@ -109,6 +114,33 @@ def test_the_reproduce_command_of_an_item_runs_as_printed(type_in: Type) -> None
     ended = type_in(*words)
     assert ended.code == 0
     assert "ok" in ended.out
+
+
+def test_printed_commands_that_repeat_attempts_work_when_pasted(type_in: Type, tmp_path: Path) -> None:
+    engine = open_database()
+    make_jobs(engine, 1, options={"trials": 1, "fail": "it's; touch X"}, solvers=["Noop1", "Noop2"])
+    with writing(engine) as connection:
+        good, bad = connection.execute(sa.select(models.Job).order_by(models.Job.id)).all()
+        build = DatabaseBuilder(connection, clock=START)
+        build.step(bad.id, "build", 1, 1, ok=False, cause="build_error")
+        for job, state, cause in ((bad, "errored", "build_error"), (good, "evaluated", None)):
+            change = sa.update(models.Job).where(models.Job.id == job.id)
+            connection.execute(change.values(state=state, cause=cause, step="measure"))
+        build.trial(good.id, 0, 2.0, params="p")
+        build.step(good.id, "measure", 1, 1, device="gpu0")
+        build.winner(1, good.config_id, good.solver_id, 2.0, good.id, params="p")
+    engine.dispose()
+    shown = type_in("tuna", "status", "--session-id", 1).out
+    found = [line.partition("reproduce: ")[2] for line in shown.splitlines() if "reproduce: " in line]
+    found += [failure["reproduce"] for failure in json.loads(type_in("tuna", "status", "--json").out)[0]["failures"]]
+    found += [row["command"] for row in json.loads(type_in("tuna", "query", "--json").out)]
+    report = type_in("tuna", "report", "--session-id", 1, "--json").out
+    found += [json.loads(text) for text in re.findall(r'"reproduce": ("(?:[^"\\]|\\.)+")', report)]
+    assert len(found) == 5
+    for line in found:
+        assert ";" not in shlex.shlex(line, posix=True, punctuation_chars=True)
+        ended = type_in(*shlex.split(line))
+        assert (ended.code, "ok" in ended.out) == (0, True), line
 
 
 def test_doctor_finds_this_machine_usable(type_in: Type) -> None:

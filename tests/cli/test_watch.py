@@ -21,7 +21,7 @@ from builders import DatabaseBuilder
 from jobs_builder import make_jobs
 
 from tuna.cli import watch as view
-from tuna.db import models, overview
+from tuna.db import models
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.types import utc_now
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
@@ -174,14 +174,14 @@ def test_failures_come_with_their_command(engine: sa.Engine, tmp_path: Path) -> 
     with writing(engine) as connection:
         job = connection.execute(sa.select(sa.func.max(models.Job.id))).scalar_one()
         build = DatabaseBuilder(connection, clock=START)
-        command = "tuna reproduce --library noop 'x [red]y'"
-        build.step(job, "build", 1, 1, ok=False, cause="build_error", output_tail="a\nno [bold]", reproduce=command)
+        build.step(job, "build", 1, 1, ok=False, cause="build_error", output_tail="a\nno [bold]")
         connection.execute(sa.update(models.Job).where(models.Job.id == job).values(state="errored"))
     snapshot = Watcher(engine, _settings(tmp_path)).look()
     text = _text(view.view(snapshot))
     assert f"session {session_id}: 1 build_error: no [bold]" in text
-    assert command in text
-    assert snapshot.sessions[0].overview.failures == (overview.Failure("build_error", 1, "a\nno [bold]", command),)
+    (failure,) = snapshot.sessions[0].overview.failures
+    assert failure.reproduce.startswith("tuna reproduce --library noop --step build --solver Noop")
+    assert failure.reproduce in text
 
 
 def _start(home: Path, *words: str, **options: Any) -> subprocess.Popen[str]:

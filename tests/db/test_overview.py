@@ -44,9 +44,7 @@ def test_jobs_and_failures_are_counted(engine: sa.Engine) -> None:
         ("worker_lost", 20),
         ("wrong_result", 20),
     ]
-    assert {(failure.output_tail, failure.reproduce) for failure in seen.failures} == {
-        ("it failed", "tuna reproduce x")
-    }
+    assert {(failure.output_tail, failure.step) for failure in seen.failures} == {("it failed", "measure")}
 
 
 def test_what_a_later_attempt_mended_is_no_failure_any_more(engine: sa.Engine) -> None:

@@ -26,7 +26,6 @@ def result(job_id: int, **values: object) -> dict[str, object]:
         "ok": True,
         "cause": None,
         "output_tail": "",
-        "reproduce": "",
         "worker": "w",
         "device": "",
         "started_at": None,

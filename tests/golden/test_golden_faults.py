@@ -237,8 +237,8 @@ def _many(scene: Scene) -> int:
             isolate, updated_at)
             SELECT 1000 + c.n * 10 + s.n, {session}, 1000 + c.n, {solver} + s.n, 'compile,eval', 'eval', 'evaluated',
             'r', '{{}}', 1, 0, 0, '2026-03-02' FROM many c CROSS JOIN many s WHERE s.n < 10""",
-        """INSERT INTO step_result (job_id, step, attempt, ok, output_tail, reproduce, worker, device, ended_at, busy_s)
-            SELECT id, 'eval', 1, 1, '', '', 'w', 'd', '2026-03-02 10:00:00', 1 FROM job WHERE id >= 1000""",
+        """INSERT INTO step_result (job_id, step, attempt, ok, output_tail, worker, device, ended_at, busy_s)
+            SELECT id, 'eval', 1, 1, '', 'w', 'd', '2026-03-02 10:00:00', 1 FROM job WHERE id >= 1000""",
         """INSERT INTO trial (job_id, number, output_tail, times_ms, time_ms)
             SELECT id, 0, '', '[]', 1 + id % 97 FROM job WHERE id >= 1000""",
         """INSERT INTO find_db (session_id, config_id, solver_id, job_id, time_ms, workspace_bytes, params, algorithm,

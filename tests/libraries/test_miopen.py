@@ -93,8 +93,6 @@ def test_a_solver_that_kills_fin_loses_nothing_but_itself(rocm: Rocm, context: R
     made = compiled(context, [TUNABLE, FIXED, WINOGRAD])
     assert [(result.ok, result.cause) for result in made] == [(False, Cause.BUILD_ERROR), (True, None), (True, None)]
     assert "no answer" in made[0].output_tail
-    assert "tuna reproduce --library miopen --step miopen_find_compile" in made[0].reproduce
-    assert "--target 'gfx908 120'" in made[0].reproduce
 
 
 def test_the_command_that_reproduces_an_item_quotes_the_target() -> None:

@@ -266,4 +266,4 @@ def test_a_worker_builds_checks_and_measures_them(
     measured = bench.run(bench.eval_item(item, [trial.artifact for trial in built.trials]))
     assert [trial.output_tail for trial in measured.trials] == ["", ""]
     assert all(0 < (trial.max_error or 0) < 1e-4 and trial.time_ms for trial in measured.trials)
-    assert ("--condition layouts=native" in measured.reproduce) == bool(conditions)
+    assert ("--condition layouts=native" in bench.library.reproduce(item)) == bool(conditions)

@@ -137,13 +137,14 @@ def test_the_interval_and_the_command_are_those_of_the_winning_trial(build: Data
     job = build.job(session, config, solver)
     build.trial(job, 0, 9.0, low_ms=9.0, high_ms=9.0)
     build.trial(job, 1, 2.0, low_ms=1.9, high_ms=2.2, params=" tile =  8\n")
-    build.step(job, "eval", 1.0, 1.0, "card 0", reproduce="tuna reproduce --step eval x")
+    build.step(job, "eval", 1.0, 1.0, "card 0")
     build.winner(session, config, solver, 2.0, job, trial_number=1, noisy=True, clock="cpu")
     (figures,) = read_figures(build.connection, session).layers[0].solvers
     assert figures.interval_ms == (1.9, 2.2)
     assert (figures.noisy, figures.clock) == (True, "cpu")
     assert figures.spread == pytest.approx(0.075)
-    assert figures.reproduce == "tuna reproduce --step eval x --index 1"
+    assert figures.reproduce.startswith("tuna reproduce --library tvm --step eval --solver Tile")
+    assert "--index 1 " in figures.reproduce
     assert [(point.trial, point.params) for point in figures.points][1] == (1, "tile = 8")
     build.connection.execute(sa.update(models.Trial).values(low_ms=None))
     assert read_figures(build.connection, session).layers[0].solvers[0].interval_ms is None

@@ -128,7 +128,7 @@ def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_p
     build.connection.execute(sa.update(models.Environment).values(flags={evil: evil}, device=evil))
     build.connection.execute(sa.update(models.Config).values(label=evil))
     build.connection.execute(sa.update(models.Solver).where(models.Solver.id == 1).values(name=evil))
-    build.connection.execute(sa.update(models.StepResult).values(output_tail=evil, reproduce=evil))
+    build.connection.execute(sa.update(models.StepResult).values(output_tail=evil))
     build.connection.execute(sa.update(models.Trial).values(output_tail=evil))
     _, page = page_of(build, session, tmp_path / "r.html")
     assert len(page.raw["script"]) == 1

@@ -41,8 +41,8 @@ def scene(connection: sa.Connection) -> DatabaseBuilder:
             facts = {"low_ms": 0.9 * time_ms, "high_ms": 1.1 * time_ms, "max_error": 1e-7, "clock": "wall"}
             build.trial(job, number, time_ms, params=f"{session}{number}", **facts)
         build.trial(job, 7, None, cause="run_error")
-        build.step(job, "compile", 1, 1, reproduce="tuna reproduce compile")
-        build.step(job, "eval", 1, 1, f"cpu{session}@host", reproduce=f"tuna reproduce {session}", worker="w")
+        build.step(job, "compile", 1, 1)
+        build.step(job, "eval", 1, 1, f"cpu{session}@host", worker="w")
         build.winner(session, conv, direct, 2.0, job=job, trial_number=1, params=f"{session}1", clock="wall")
     build.winner(first, conv, winograd, 1.5, noisy=True)
     build.winner(first, conv, untuned, 9.0, simulated=True)
@@ -165,7 +165,8 @@ def test_the_n_best_are_the_fastest_of_layer_solver_and_environment(connection: 
 
 def test_a_row_says_where_it_comes_from_and_how_it_is_repeated(connection: sa.Connection) -> None:
     imported, marked, measured, golden, *_ = query(connection, ResultFilter(layer=CONV.key))
-    assert measured.command == "tuna reproduce 1 --index 1"
+    assert measured.command.startswith("tuna reproduce --library tvm --step eval --solver Direct")
+    assert "--index 1 " in measured.command
     assert (measured.worker, measured.device, measured.spread) == ("w", "cpu1@host", pytest.approx(0.1))
     assert (measured.max_error, measured.clock, measured.marks) == (1e-7, "wall", "")
     assert (golden.golden, golden.command) == (3, "tuna golden explain 3 1 --library tvm")

@@ -41,7 +41,8 @@ IMPOSSIBLE = {
     "an unknown cause": ({"ok": False, "cause": "witchcraft"}, "build_error"),
     "another version": ({"version": WIRE_VERSION + 1}, "less than"),
     "an endless name": ({"algorithm": "x" * 65}, "at most 64"),
-    "an endless command": ({"reproduce": "x" * (1 << 21)}, "at most"),
+    "endless params": ({"trials": [{"index": 0, "params": "x" * (1 << 21)}]}, "at most"),
+    "a command for users to paste": ({"reproduce": "touch /tmp/X"}, "not permitted"),
     "a digest that is a path": ({"workload": "../" * 40}, "at most 64"),
 }
 #: Impossible times: the trial fails, whatever its other fields are.
@@ -234,37 +235,3 @@ def test_half_a_character_in_an_output_does_not_lose_the_result() -> None:
 
     result = Result(job_id=1, attempt=1, step="s", ok=False, output_tail="x\ud800y")
     assert Result.model_validate_json(result.model_dump_json()).output_tail == "x?y"
-
-
-GOOD = "tuna reproduce --library noop --option a=b --target 'gfx90a 104' '{\"text\": \"it'\"'\"'s é\"}'"
-ENDS = (
-    "; touch /tmp/X; #",
-    " $(touch /tmp/X)",
-    " `touch /tmp/X`",
-    " | sh",
-    " > /tmp/X",
-    " & sh",
-    " && sh",
-    "\ntouch /tmp/X",
-)
-ESCAPES = (" '\x1b[2J'", " '\x1b]0;t\x07'", " '\u202e'", " '", " ~/x", " *")
-OTHERS = ("touch /tmp/X", "tuna reproduce-all", "TUNA_FIN=/tmp/X tuna reproduce 1")
-
-
-def test_a_command_that_does_more_than_reproduce_is_not_kept(
-    engine: sa.Engine, drain: Drain, redis_client: redis.Redis
-) -> None:
-    """Users paste it into a shell, as the documentation says."""
-    sent = [*(f"{GOOD}{end}" for end in ENDS + ESCAPES), *OTHERS, GOOD, f"{GOOD} && {GOOD}"]
-    chunk = _claim(engine, make_jobs(engine, 2, steps="measure"))
-    found = [_good(item, reproduce=text) for item, text in zip(chunk.items, sent, strict=False)]
-    assert len(found) == len(sent)
-    redis_client.xadd("results", {"r": _report(chunk, found)})
-    drain.once()
-    with reading(engine) as connection:
-        rows = connection.execute(sa.select(StepResult.job_id, StepResult.reproduce)).all()
-    kept = dict(map(tuple, rows))
-    assert [kept[item.job_id] for item, _ in zip(chunk.items, sent, strict=False)] == [
-        *[""] * (len(sent) - 2),
-        *sent[-2:],
-    ]

@@ -83,7 +83,7 @@ def test_lines_and_tables(capsys: pytest.CaptureFixture[str], err: bool) -> None
 
 
 def test_the_failures_of_a_session(capsys: pytest.CaptureFixture[str]) -> None:
-    failure = Failure("run_error", 1, f"out\n{ALL}", f"tuna reproduce {ALL}{FORGED}")
+    failure = Failure("run_error", 1, f"out\n{ALL}", 1, "build", f"tuna reproduce {ALL}{FORGED}")
     overview = Overview(
         session_id=1,
         library="noop",

@@ -140,8 +140,11 @@ def check_device(session_id: int, arch: str | None, num_cu: int | None) -> None:
         raise BadInput(f"Session {session_id} is for {there.arch} with {there.num_cu} compute units.")
 
 
-def status(session_id: int | None = None) -> list[Overview]:
-    """All sessions, or one: jobs by state, failures by cause. Raises NotFound for an unknown session."""
+def status(session_id: int | None = None, *, commands: bool = True) -> list[Overview]:
+    """All sessions, or one: jobs by state, failures by cause, with the commands that repeat them unless `commands` is false.
+
+    Raises NotFound for an unknown session.
+    """
     from tuna.db import overview
     from tuna.db.database import open_database
 
@@ -153,7 +156,11 @@ def status(session_id: int | None = None) -> list[Overview]:
 
         with reading(engine) as connection:
             sessions.get(connection, session_id)  # raises NotFound with the list of sessions
-    return list(found)
+    if not commands or not any(session.failures for session in found):
+        return found
+    from tuna.pipeline.reproduction import with_commands  # loads the libraries
+
+    return with_commands(engine, found)
 
 
 def undrained_reports() -> int:

@@ -33,7 +33,7 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
 
         watch(session_id, interval, as_json=as_json)
         return
-    found = api.status(session_id)
+    found = api.status(session_id, commands=as_json or session_id is not None)
     if as_json:
         print_json([_document(session) for session in found])
     else:

@@ -19,7 +19,7 @@ def _table(name: str, *columns: str) -> sa.TableClause:
 
 
 _job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged")
-_attempt = _table("step_result", "id", "job_id", "cause", "output_tail", "reproduce")
+_attempt = _table("step_result", "id", "job_id", "step", "cause", "output_tail")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
 _session = _table("session", "id", "reason", "environment_id", "priority")
@@ -33,7 +33,9 @@ class Failure:
     cause: str
     attempts: int
     output_tail: str
-    reproduce: str
+    job_id: int  #: of the latest, as is the rest
+    step: str
+    reproduce: str = ""  #: the command that repeats it; made by `pipeline.reproduction` alone
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ FAILURES = (
     )
     .group_by(_job.c.session_id, _attempt.c.cause)
 )
-_EXAMPLES = sa.select(_attempt.c.id, _attempt.c.output_tail, _attempt.c.reproduce).where(
+_EXAMPLES = sa.select(_attempt.c.id, _attempt.c.output_tail, _attempt.c.job_id, _attempt.c.step).where(
     _attempt.c.id.in_(sa.bindparam("ids", expanding=True))
 )
 _SESSIONS = (
@@ -174,5 +176,6 @@ def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:
     found: dict[int, list[Failure]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (-row.attempts, row.cause)):
         example = latest[row.latest]
-        found[row.session_id].append(Failure(row.cause, row.attempts, example.output_tail, example.reproduce))
+        failure = Failure(row.cause, row.attempts, example.output_tail, example.job_id, example.step)
+        found[row.session_id].append(failure)
     return found

@@ -118,7 +118,6 @@ class CandidateLibrary(Library):
                     empty(_room(context, room))
             yield result_of(
                 item,
-                reproduce=self.reproduce(item),
                 started_at=started_at,
                 ended_at=time.time(),
                 **facts,

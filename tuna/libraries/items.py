@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -140,7 +140,6 @@ class StepResult(_Wire):
     #: It failed by the fault of the worker's machine or device, not of the job.
     uncharged: bool = False
     output_tail: _Output = ""
-    reproduce: _Long = ""  #: command line that repeats the attempt when pasted
     trials: tuple[Trial, ...] = ()
     workspace_bytes: _Id = 0
     algorithm: Annotated[str, Field(max_length=64)] = ""  #: as the library names it; empty: the solver's family

@@ -67,7 +67,7 @@ def claim(
     if not rows:
         return []
     now = utc_now()
-    items = work_items(connection, scope, step, rows)
+    items = work_items(connection, scope, step.name, rows)
     chunks: list[ClaimedChunk] = []
     alone = {row.id for row in rows if row.isolate or row.avoid}
     together = [(row.config_id, item) for row, item in zip(rows, items, strict=True) if row.id not in alone]

@@ -37,7 +37,6 @@ from tuna.pipeline.server_errors import ErrorKind
 from tuna.pipeline.states import check, done, is_open, running, waiting
 from tuna.pipeline.trials import reject_trials, sane, write_trials
 from tuna.pipeline.winners import Fetched, Winners, best
-from tuna.sentences import only_reproduces
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
 log = structlog.get_logger(__name__)
@@ -361,7 +360,6 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
             "ok": outcome.cause is None,
             "cause": outcome.cause.value if outcome.cause else None,
             "output_tail": tail(outcome.result.output_tail),
-            "reproduce": only_reproduces(outcome.result.reproduce),
             "worker": outcome.report.worker,
             "device": outcome.result.device.name if outcome.result.device else "",
             "started_at": from_epoch(outcome.result.started_at),

@@ -15,7 +15,6 @@ from tuna.pipeline.failures import after_failure
 from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import scopes_of
 from tuna.pipeline.states import check, resource_in, waiting
-from tuna.pipeline.work_items import work_items
 from tuna.vocabulary import IN_FLIGHT, Cause, State
 
 _IN_FLIGHT = tuple(sorted(state.value for state in IN_FLIGHT))
@@ -70,8 +69,7 @@ def release(
             if worker_lost:
                 values |= {"isolate": True}
             if cause and (first or message_lost):
-                scope = scopes[row.session_id]
-                library = scope.library
+                library = scopes[row.session_id].library
                 after = after_failure(
                     row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
                 )
@@ -79,8 +77,7 @@ def release(
                 values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": cause.value}
                 new = after.state
                 if first or new is State.ERRORED:
-                    item = work_items(connection, scope, library.step(row.step), [row])[0]
-                    connection.execute(sa.insert(StepResult).values(_lost(row, cause, library.reproduce(item))))
+                    connection.execute(sa.insert(StepResult).values(_lost(row, cause)))
             else:
                 new = waiting(row.step, step_names(row.steps), resource_in(State(row.state)))
             values |= {"state": check(State(row.state), new).value}
@@ -88,7 +85,7 @@ def release(
     return released
 
 
-def _lost(row: LeasedRow, cause: Cause, reproduce: str) -> dict[str, Any]:
+def _lost(row: LeasedRow, cause: Cause) -> dict[str, Any]:
     return {
         "job_id": row.id,
         "step": row.step,
@@ -96,7 +93,6 @@ def _lost(row: LeasedRow, cause: Cause, reproduce: str) -> dict[str, Any]:
         "ok": False,
         "cause": cause.value,
         "output_tail": _TAILS[cause],
-        "reproduce": reproduce,
         "worker": "",
         "device": "",
         "started_at": row.leased_at,

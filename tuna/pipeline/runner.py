@@ -253,7 +253,6 @@ class Runner:
                 ok=False,
                 cause=Cause.INFRA,
                 output_tail=tail(fault),
-                reproduce=library.reproduce(item),
                 started_at=started_at,
                 ended_at=time.time(),
             )

@@ -14,28 +14,32 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
-from tuna.libraries.base import FINALS, Step
+from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
 from tuna.pipeline import finals
 from tuna.pipeline.job_rows import ClaimRow
 from tuna.pipeline.scope import Scope
 
 
-def work_items(connection: sa.Connection, scope: Scope, step: Step, rows: Sequence[ClaimRow]) -> list[WorkItem]:
+def work_items(
+    connection: sa.Connection, scope: Scope, step: str, rows: Sequence[ClaimRow], *, bare: bool = False
+) -> list[WorkItem]:
+    """The items of the next attempts at `step` of jobs; `bare`: without what earlier steps and jobs found."""
     configs = _configs(connection, {row.config_id for row in rows})
     named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
-    later = [row.id for row in rows if step_names(row.steps)[0] != step.name]
-    candidates = _candidates(connection, step.name, later)
-    rivals = _rivals(connection, scope, configs) if step.name == FINALS else {}
-    known = _known_params(connection, scope.session_id, rows) if scope.library.uses_known_params else {}
+    later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
+    candidates = _candidates(connection, step, later)
+    rivals = _rivals(connection, scope, configs) if step == FINALS else {}
+    uses_known = scope.library.uses_known_params and not bare
+    known = _known_params(connection, scope.session_id, rows) if uses_known else {}
     return [
         WorkItem(
             job_id=row.id,
             attempt=row.attempt + 1,
             session_id=scope.session_id,
             library=scope.library.name,
-            step=step.name,
+            step=step,
             solver=solvers[row.solver_id],
             config=configs[row.config_id].json,
             body=configs[row.config_id].body,

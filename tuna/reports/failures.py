@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tuna.db.models import Config, Job, Solver, StepResult, Trial
+from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.report_data import FailureFigures
 
 
@@ -39,16 +40,17 @@ def _failure(connection: sa.Connection, session_id: int, cause: str, trials: int
         .where(Job.id == job_id)
     ).one()
     on_such_a_step = StepResult.device == "" if cause.startswith("build_") else StepResult.device != ""
-    reproduce = connection.execute(
-        sa.select(StepResult.reproduce)
-        .where(StepResult.job_id == job_id, StepResult.reproduce != "")
-        # Prefer the command of an attempt with this very cause, then of a step on a resource that can fail so.
+    step = connection.execute(
+        sa.select(StepResult.step)
+        .where(StepResult.job_id == job_id)
+        # Prefer the step of an attempt with this very cause, then one on a resource that can fail so.
         .order_by(
             sa.case((StepResult.cause == cause, 0), else_=1), sa.case((on_such_a_step, 0), else_=1), StepResult.id
         )
         .limit(1)
     ).scalar_one_or_none()
-    return FailureFigures(cause, trials, attempts, job_id, job.label, job.name, tail, reproduce or "")
+    found = commands(connection, [Repeated(job_id, step)] if step else ())
+    return FailureFigures(cause, trials, attempts, job_id, job.label, job.name, tail, next(iter(found.values()), ""))
 
 
 def _example(connection: sa.Connection, session_id: int, cause: str) -> tuple[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import BASELINE, FINALS
 from tuna.libraries.registry import get_library
+from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
@@ -101,7 +102,7 @@ def read_layers(
     readable = _readable(library)
     facts = _Facts(
         searches=_searches(connection, session_id),
-        commands=_commands(connection, session_id),
+        commands=_commands(connection, session_id, [row for rows in jobs.values() for row in rows if row.winner_ms]),
         params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
         readable=readable,
     )
@@ -178,15 +179,17 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     return searches
 
 
-def _commands(connection: sa.Connection, session_id: int) -> dict[int, str]:
-    """The command of each job's last good step on a device."""
+def _commands(connection: sa.Connection, session_id: int, winners: Iterable[_JobRow]) -> dict[int, str]:
+    """The command that repeats the measurement of each job's winner: its last good step on a device."""
     query = (
-        sa.select(StepResult.job_id, StepResult.reproduce)
+        sa.select(StepResult.job_id, StepResult.step)
         .join(Job, Job.id == StepResult.job_id)
         .where(Job.session_id == session_id, StepResult.ok.is_(True), StepResult.device != "")
         .order_by(StepResult.id)
     )
-    return {job_id: text for job_id, text in connection.execute(query) if text}
+    steps = {row.job_id: row.step for row in connection.execute(query)}
+    wanted = [Repeated(row.id, steps[row.id], row.trial_number) for row in winners if row.id in steps]
+    return {one.job_id: command for one, command in commands(connection, wanted).items()}
 
 
 def _longest(jobs: Mapping[int, Sequence[_JobRow]], counts: Mapping[int, int]) -> list[int]:
@@ -253,7 +256,6 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
 def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
     search = facts.searches.get(row.id) or _Search()
     time_ms = row.winner_ms
-    command = facts.commands.get(row.id, "") if time_ms else ""
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
@@ -271,7 +273,7 @@ def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
         noisy=bool(row.noisy),
         clock=row.clock or "",
         baseline=row.algorithm == BASELINE,
-        reproduce=f"{command} --index {row.trial_number}" if command and row.trial_number is not None else command,
+        reproduce=facts.commands.get(row.id, ""),
         points=best_so_far(search.measured, lambda number: facts.params.get((row.id, number), "")),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, Golden, GoldenEntry, Job, Session, Solver, Trial
 from tuna.db.models import StepResult as Attempt
 from tuna.libraries.base import BASELINE
+from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.result_filter import Conditions, conditions
 from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
 
@@ -221,7 +222,9 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
 def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[ResultRow]:
     """The rows with who measured them, and how it is repeated."""
     attempts = _attempts(connection, {row.job_id for row in rows if row.job_id is not None})
-    for row in rows:
+    of_row = [_repeated(row, attempts) for row in rows]
+    found = commands(connection, [one for one in of_row if one is not None])
+    for row, repeated in zip(rows, of_row, strict=True):
         attempt = None if row.source else attempts.get(row.job_id)
         yield ResultRow(
             **{name: getattr(row, name) for name in _COPIED},
@@ -236,13 +239,13 @@ def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[Resul
             worker=row.worker or (attempt.worker if attempt else ""),
             device=row.device or (attempt.device if attempt else "") or row.environment_device,
             measured_at=row.at,
-            command=_command(row, attempt.reproduce if attempt else ""),
+            command=(repeated and found.get(repeated)) or _other_command(row),
         )
 
 
 def _attempts(connection: sa.Connection, job_ids: Iterable[int]) -> dict[int, Any]:
     """The last good attempt of each job, one on a device before any other."""
-    columns = (Attempt.job_id, Attempt.worker, Attempt.device, Attempt.reproduce)
+    columns = (Attempt.job_id, Attempt.worker, Attempt.device, Attempt.step)
     found = {}
     for part in parts(sorted(job_ids)):
         query = sa.select(*columns).where(Attempt.job_id.in_(part), Attempt.ok.is_(True))
@@ -251,11 +254,17 @@ def _attempts(connection: sa.Connection, job_ids: Iterable[int]) -> dict[int, An
     return found
 
 
-def _command(row: Any, reproduce: str) -> str:
+def _repeated(row: Any, attempts: Mapping[int, Any]) -> Repeated | None:
+    """The measurement of a result, if it was made here."""
+    if row.golden is not None or row.source or row.job_id not in attempts:
+        return None
+    return Repeated(row.job_id, attempts[row.job_id].step, row.trial_number)
+
+
+def _other_command(row: Any) -> str:
+    """What shows more of a result that cannot be measured again here."""
     if row.golden is not None:
         words = ["tuna", "golden", "explain", str(row.golden), str(row.entry_id), "--library", row.library]
         return shlex.join(words)
-    if reproduce:
-        return reproduce if row.trial_number is None else f"{reproduce} --index {row.trial_number}"
     words = ["tuna", "query", "--session-id", str(row.session_id), "--solver", row.solver, "--layer", row.config_key]
     return shlex.join([*words, "--json"])

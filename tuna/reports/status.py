@@ -18,6 +18,7 @@ from tuna.db.types import utc_now
 from tuna.errors import TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
+from tuna.pipeline.reproduction import with_commands
 from tuna.pipeline.states import is_open
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
@@ -66,7 +67,7 @@ class Watcher:
 
     def look(self, budget_s: float = 0.5) -> Snapshot:
         """A snapshot; a long history is read in parts of about `budget_s` seconds. Raises NotFound."""
-        found = overview.read(self._engine, self._only)
+        found = with_commands(self._engine, overview.read(self._engine, self._only))
         with reading(self._engine) as connection:
             whole = self._totals.advance(connection, budget_s)
             namespace = sessions.namespace(connection)

@@ -132,7 +132,6 @@ class StepResult(Base):
     ok: Mapped[bool]
     cause: Mapped[str | None] = text(32)
     output_tail: Mapped[str] = mapped_column(LongText)
-    reproduce: Mapped[str] = mapped_column(LongText)
     worker: Mapped[str] = text(255)
     device: Mapped[str] = text(255)
     started_at: Mapped[datetime | None]

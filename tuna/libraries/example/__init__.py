@@ -93,7 +93,6 @@ class ExampleLibrary(Library):
             ok=cause is None,
             cause=cause,
             output_tail=tail(output),
-            reproduce=self.reproduce(item),
             trials=(trial,),
             device=DeviceReport(name=platform.node()),
             started_at=started_at,

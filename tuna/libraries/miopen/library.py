@@ -136,12 +136,10 @@ class MiopenLibrary(Library):
             # fin tunes only the first of several solvers.
             parts = [[item] for item in together] if step.name == "miopen_perf_eval" else [together]
             work = _eval if step.name.endswith("_eval") else _compile
-            by_job = {item.job_id: item for item in together}
             simulated = fin.is_simulated()
             for part in parts:
                 for result in work(step.name, part, context):
-                    reproduce = self.reproduce(by_job[result.job_id])
-                    yield result.model_copy(update={"reproduce": reproduce, "simulated": simulated})
+                    yield result.model_copy(update={"simulated": simulated})
 
     def path_to(self, step: str) -> Sequence[str]:
         """A compile step stands alone, an eval step needs its own."""
