@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
 from shared_data import need
 from tvm import rpc
 
@@ -22,6 +23,7 @@ from tuna.testing.servers import wait_until
 _PORTS = 20000 + os.getpid() % 400 * 50
 _MAGIC = struct.pack("<i", 0x2F271)
 _START_S = 60.0
+_servers: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
@@ -44,16 +46,23 @@ def board(key: str) -> Iterator[Tracker]:
     running = TvmTracker("127.0.0.1", port=_PORTS, port_end=_PORTS + 400, silent=True)
     try:
         tracker = Tracker("127.0.0.1", int(running.port))
-        with server(tracker_addr=(tracker.host, tracker.port), key=key):
+        with server(tracker_addr=(tracker.host, tracker.port), key=key) as _servers[key]:
             wait_until(lambda: key in tracker.boards(_START_S), _START_S)
             yield tracker
     finally:
         running.terminate()
 
 
+def kill(key: str) -> None:
+    """Kill the board with this key, and its session, as a power cut does."""
+    server = psutil.Process(_servers[key].proc._proc.pid)
+    for one in (*server.children(recursive=True), server):
+        one.kill()
+
+
 @contextlib.contextmanager
-def silent_board(key: str) -> Iterator[Tracker]:
-    """A tracker whose only board accepts connections and says nothing."""
+def silent_board(key: str, answer: bytes = b"") -> Iterator[Tracker]:
+    """A tracker whose only board accepts connections, and says nothing or `answer`."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as listener:
         place = ["127.0.0.1", silent.getsockname()[1], f"{key}:0.5"]
         answers = {6: {"server_info": [{"key": f"server:{key}"}]}, 4: place}
@@ -70,5 +79,15 @@ def silent_board(key: str) -> Iterator[Tracker]:
                         text = json.dumps([0, answers[code]]).encode()
                         client.sendall(struct.pack("<i", len(text)) + text)
 
+        def say() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = silent.accept()
+                with client:
+                    client.sendall(answer)
+                    while client.recv(4096):
+                        pass
+
         threading.Thread(target=serve, daemon=True).start()
+        if answer:
+            threading.Thread(target=say, daemon=True).start()
         yield Tracker("127.0.0.1", listener.getsockname()[1])

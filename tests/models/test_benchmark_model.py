@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,6 +239,26 @@ def test_a_board_that_says_nothing_ends_at_the_deadline(
         with pytest.raises(ServiceError, match=r"mute at .* did not answer within 3 s"):
             list(benchmark.measure(Place(tracker, "mute", wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
         assert time.monotonic() - started < 30
+
+
+def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[..., Path]) -> None:
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64), struct.pack("<ii", 0xFF271, -1) + b"x" * 64):
+        with rpc_servers.silent_board("mad", answer) as tracker:
+            place = Place(tracker, "mad", wait_s=5, limit_s=5)
+            with pytest.raises(ServiceError, match="mad"):
+                list(benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]))
+
+
+def test_a_board_that_vanishes_is_a_service_that_fails(library: Callable[..., Path]) -> None:
+    static = library(relax_models.static)
+    with rpc_servers.board("brief") as tracker, BenchmarkProcess(Place(tracker, "brief"), [static]) as process:
+        given = {"key": "brief", "wait_s": 60, "lease_s": 60, "function": "main", "memory_bytes": None}
+        process.call("open", tracker=[tracker.host, tracker.port], **given)
+        process.call("load", path=str(static), label="a")
+        process.call("run", arguments={"x": ["float32", [2, 3]]}, order=["x"], seed=0)
+        rpc_servers.kill("brief")
+        with pytest.raises(ServiceError, match="The board does not answer any more"):
+            process.call("time", numbers={"a": 1})
 
 
 def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:

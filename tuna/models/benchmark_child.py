@@ -6,17 +6,19 @@ session of this process. Of a board it loads no code; what it answers is read in
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 import tvm_ffi
 from tvm import relax, rpc
 
-from tuna.errors import BadInput, ServiceError
+from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.remote import RemoteValues
 from tuna.libraries.tvm.rpc import Tracker, connect, last_line
 from tuna.models.arguments import SHAPE
@@ -25,6 +27,7 @@ from tuna.models.refusals import refusing
 
 #: What a virtual machine says of an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
+_FOREIGN = "it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it"
 #: Of the inputs, here: as they are drawn, in order, and what TVM sends.
 _COPIES = 3
 #: Integers are drawn below this: they may be indices.
@@ -39,6 +42,7 @@ class _Board:
     device: Any
     values: RemoteValues
     function: str
+    remote: bool  #: not this process
     machines: dict[str, Any] = field(default_factory=dict)  #: virtual machines by label
 
 
@@ -60,7 +64,7 @@ def open_session(
         rpc.LocalSession() if tracker is None else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
     )
     device = session.cpu(0)
-    _board = _Board(session, device, RemoteValues(session, device, memory_bytes), function)
+    _board = _Board(session, device, RemoteValues(session, device, memory_bytes), function, tracker is not None)
     return {"free_bytes": _board.values.free_bytes}
 
 
@@ -69,20 +73,14 @@ def load(path: str, label: str) -> dict[str, Any]:
     """Send a library and load it; the names of its function's parameters."""
     board = _open_board()
     file = f"model_{len(board.machines)}.so"
-    board.values.check(Path(path).stat().st_size, Path(path).name)
-    try:
-        board.session.upload(path, file)
+    data = bytearray(Path(path).read_bytes())
+    board.values.check(len(data), label)
+    with _asking(f"{label} cannot be loaded there", hint=_FOREIGN):
+        board.session.upload(data, file)
         machine = relax.VirtualMachine(board.session.load_module(file), board.device)
-    except Exception as error:  # TVM raises whatever its C++ does
-        raise BadInput(
-            f"{Path(path).name} cannot be loaded there: {last_line(error)}.",
-            hint="it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it",
-        ) from error
-    try:
+    with _asking(f"{label} has no function {board.function}"):
         count = machine._get_function_arity(board.function)
         names = [str(machine._get_function_param_name(board.function, number)) for number in range(count)]
-    except Exception as error:
-        raise BadInput(f"{Path(path).name} has no function {board.function}: {last_line(error)}.") from error
     board.machines[label] = machine
     return {"parameters": names}
 
@@ -102,7 +100,8 @@ def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int) -> dict[s
         if needed * _COPIES > _available_bytes():
             raise BadInput(f"The input {name} needs more memory than this machine has left to make it.")
     generator = np.random.default_rng(seed)
-    sent = board.values.send(*(_drawn(arguments[name], generator) for name in order), names=order)
+    with _asking("the inputs cannot be sent"):
+        sent = board.values.send(*(_drawn(arguments[name], generator) for name in order), names=order)
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
     return {
@@ -122,28 +121,36 @@ def time_round(numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _timed(board: _Board, label: str, number: int) -> float:
-    evaluator = board.machines[label].time_evaluator("invoke_stateful", board.device, number=number, repeat=1)
-    try:
+    with _asking(f"{label} failed while it was timed"):
+        evaluator = board.machines[label].time_evaluator("invoke_stateful", board.device, number=number, repeat=1)
         (seconds,) = evaluator(board.function).results
-    except Exception as error:
-        raise ServiceError(f"The model {label} failed while it was timed: {last_line(error)}.") from error
     return float(seconds)
 
 
 def _answer(board: _Board, label: str, sent: Sequence[Any]) -> list[Any]:
     machine = board.machines[label]
-    try:
+    with _asking(f"{label} failed"):
         machine.set_input(board.function, *sent)
         machine.invoke_stateful(board.function)
         return [_array(one) for one in _flat(machine.get_outputs(board.function))]
-    except Exception as error:
+
+
+@contextlib.contextmanager
+def _asking(failed: str, hint: str = "") -> Iterator[None]:
+    """What TVM raises within becomes a ServiceError if the board is gone, else a BadInput that begins with `failed`."""
+    try:
+        yield
+    except TunaError:
+        raise
+    except Exception as error:  # TVM raises whatever its C++ does
+        if _open_board().remote and not isinstance(error, tvm.error.RPCError):
+            raise ServiceError(f"The board does not answer any more: {last_line(error)}.") from error
         found = _CONTEXT.search(str(error))
         if found is None:
-            raise BadInput(f"The model {label} failed: {last_line(error)}.") from error
+            raise BadInput(f"{failed}: {last_line(error)}.", hint=hint) from error
         name, wanted, why = (" ".join(part.split()) for part in found.groups())
-        raise BadInput(
-            f"The model {label} does not take this input {name}: {why.rstrip('. ')}.", hint=f"{name}: {wanted}"
-        ) from error
+        text = f"The model does not take this input {name}: {why.rstrip('. ')}."
+        raise BadInput(text, hint=f"{name}: {wanted}") from error
 
 
 def _flat(value: Any) -> list[Any]:
