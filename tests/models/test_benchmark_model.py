@@ -187,6 +187,13 @@ def test_a_wrong_argument_is_named_and_nothing_is_stored(
     assert api.list_benchmarks() == []
 
 
+def test_points_that_were_measured_stay_when_a_later_one_fails(type_in: Type, library: Callable[..., Path]) -> None:
+    words = ("--local", "--input", "x=n,3:float32", "--shape", "n=2,4,2")
+    ended = type_in("tuna", "benchmark-model", library(relax_models.static), *words)
+    assert (ended.code, "does not take this input x" in ended.err) == (BadInput.exit_code, True)
+    assert [row.extents for row in api.list_benchmarks()] == [{"n": 2}]
+
+
 def test_the_board_is_free_again_after_an_error(type_in: Type, library: Callable[..., Path], tracker: Tracker) -> None:
     static = library(relax_models.static)
     for shape, code in (("2,4", BadInput.exit_code), ("2,3", 0), ("2,4", BadInput.exit_code), ("2,3", 0)):

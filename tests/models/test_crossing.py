@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import relax_models
 import rpc_servers
@@ -297,5 +298,43 @@ def test_handles_are_kept_while_other_values_come_and_go(session: Any, values: R
     numbers = [values.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 1))) for number in range(100)]
     gc.collect()
     for number, (arrays, shape) in enumerate(numbers):
+        assert call("ffi.ArrayGetItem")(arrays, 0).numpy()[-1] == number
+        assert call("rpc.testing.GetShapeElem")(shape, 0) == number
+
+
+@pytest.mark.parametrize("calls", [100, pytest.param(10_000, marks=pytest.mark.drill(only=True))])
+def test_calls_with_objects_leak_nothing_on_either_side_and_free_nothing_early(
+    server: Any, session: Any, values: RemoteValues, library: Callable[..., Path], calls: int
+) -> None:
+    """A call sends 200 kB in arrays and 900 entries in shapes and dicts; one of either that stayed would be seen."""
+    vm = machine(session, library(relax_models.tuple_parameter))
+    kept = RemoteValues(session, session.cpu(0))
+    early = [kept.send([np.full(1000, number, np.float32)], tvm_ffi.Shape((number, 2))) for number in range(20)]
+    names = {f"key {number}": number for number in range(100)}
+    board = psutil.Process(server.proc._proc.pid).children(recursive=True)[-1]
+    sizes = []
+    for number in range(calls):
+        if number % (calls // 10) == 0:
+            gc.collect()
+            sizes.append((psutil.Process().memory_info().rss, board.memory_info().rss))
+        large = np.full(25_000, number, np.float32)
+        x, params, *_, array = values.send(
+            X,
+            (X + number, X),
+            {"large": large},
+            names,
+            tvm_ffi.Shape(range(100)),
+            [names, tvm_ffi.Shape(range(100))],
+            large,
+        )
+        assert np.array_equal(called(vm, x, params).numpy(), X * (2 * X + number))
+        assert array.numpy()[-1] == number
+        del x, params, array, _
+        values.release()
+    assert values.held_bytes == 0
+    for before, after in zip(sizes[1], sizes[-1], strict=True):
+        assert after - before < max(12 << 20, calls * 2000), sizes
+    call = session.get_function
+    for number, (arrays, shape) in enumerate(early):
         assert call("ffi.ArrayGetItem")(arrays, 0).numpy()[-1] == number
         assert call("rpc.testing.GetShapeElem")(shape, 0) == number

@@ -42,7 +42,9 @@ def test_rows_of_a_run_are_compared_with_its_first_model_point_by_point(build: D
         for n, times in ((1, (2, 4)), (8, (5, 2.5)))
         for name, time_ms in zip("ab", times, strict=True)
     ]
-    run = benchmarks.store(build.connection, rows)
+    run = benchmarks.new_run()
+    benchmarks.store(build.connection, run, rows[:2])
+    benchmarks.store(build.connection, run, rows[2:])
     found = benchmarks.of_run(build.connection, run)
     assert [(one.label, one.extents["n"], one.ratio, one.first) for one in found] == [
         ("a", 1, 1.0, "a"), ("b", 1, 2.0, "a"), ("a", 8, 1.0, "a"), ("b", 8, 0.5, "a"),
@@ -52,15 +54,24 @@ def test_rows_of_a_run_are_compared_with_its_first_model_point_by_point(build: D
     assert benchmarks.of_models(build.connection, [1]) == []
 
 
+def test_a_run_has_all_its_rows_and_a_list_the_latest(build: DatabaseBuilder) -> None:
+    run = benchmarks.new_run()
+    benchmarks.store(build.connection, run, [row("net.so", 1.0, extents={"n": n}) for n in range(1, 601)])
+    assert len(benchmarks.of_run(build.connection, run)) == 600
+    assert [one.extents["n"] for one in benchmarks.of_models(build.connection)] == list(range(101, 601))
+
+
 def test_a_report_has_the_runs_of_models_with_its_layers(
     build: DatabaseBuilder, session: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = benchmarks.model_id(build.connection, "net", "a" * 64)
     assert model is not None
     benchmarks.store(
-        build.connection, [row("net.so", 2.5, model_id=model), row("<b>.so", 10.0, error=None, noisy=True)]
+        build.connection,
+        benchmarks.new_run(),
+        [row("net.so", 2.5, model_id=model), row("<b>.so", 10.0, error=None, noisy=True)],
     )
-    benchmarks.store(build.connection, [row("stranger.so", 1.0)])
+    benchmarks.store(build.connection, benchmarks.new_run(), [row("stranger.so", 1.0)])
     figures = read_figures(build.connection, session)
     assert [(one.name, one.first) for one in figures.models] == [
         (f"net.so (net@{'a' * 12})", "net.so"),
@@ -82,7 +93,7 @@ def test_a_report_without_whole_models_does_not_speak_of_them(build: DatabaseBui
 
 
 def test_a_model_that_is_deleted_leaves_its_times(build: DatabaseBuilder, session: int) -> None:
-    benchmarks.store(build.connection, [row("net.so", 2.5, model_id=1)])
+    benchmarks.store(build.connection, benchmarks.new_run(), [row("net.so", 2.5, model_id=1)])
     for table in (models.ModelConfig, models.Model):
         build.connection.execute(table.__table__.delete())
     assert [one.model for one in benchmarks.of_models(build.connection)] == [""]

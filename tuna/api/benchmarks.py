@@ -14,12 +14,12 @@ from tuna.errors import BadInput
 
 if TYPE_CHECKING:
     from tuna.db.benchmarks import ModelTime
-    from tuna.models.arguments import Argument
     from tuna.models.benchmark import Place
 
 #: An error that stands for outputs that are not finite, or of another shape.
 _NONE = sys.float_info.max
-_LABEL_CHARS = 255
+#: Lengths of columns.
+_LABEL_CHARS, _FUNCTION_CHARS = 255, 128
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def benchmark_model(
     """
     from tuna.db import benchmarks
     from tuna.db.database import open_database
-    from tuna.db.engine import writing
+    from tuna.db.engine import reading, writing
     from tuna.models import arguments, benchmark
 
     files = {benchmark.digest(path): path for path in (library, *([against] if against else []))}
@@ -74,7 +74,7 @@ def benchmark_model(
     points = arguments.sweep(given, shapes)
     labels = _labels(list(files.values()))
     engine = open_database()
-    rows: list[benchmarks.NewBenchmark] = []
+    run = benchmarks.new_run()
     with _place(board, options) as (place, device):
         measured = benchmark.measure(
             place,
@@ -85,31 +85,32 @@ def benchmark_model(
             seed=options.seed,
             on_point=lambda number: on_point(number, len(points)),
         )
-        with writing(engine) as connection:
+        with reading(engine) as connection:
             ids = [benchmarks.model_id(connection, str(fact.get("model")), str(fact.get("version"))) for fact in facts]
         for point in measured:
-            for label, artifact, model_id in zip(labels, files, ids, strict=True):
-                timing, error = point.timings[label], point.errors[label]
-                rows.append(
-                    benchmarks.NewBenchmark(
-                        model_id=model_id,
-                        label=label[:_LABEL_CHARS],
-                        artifact=artifact,
-                        function=options.function,
-                        tracker=board.tracker if board else "",
-                        device=device,
-                        extents=dict(point.extents),
-                        inputs=" ".join(inputs or map(_text, given)),
-                        time_ms=timing.time_ms,
-                        low_ms=timing.low_ms,
-                        high_ms=timing.high_ms,
-                        repeats=len(timing.times_ms),
-                        noisy=timing.noisy,
-                        error=None if error >= _NONE else error,
-                    )
+            rows = [
+                benchmarks.NewBenchmark(
+                    model_id=model_id,
+                    label=label[:_LABEL_CHARS],
+                    artifact=artifact,
+                    function=options.function[:_FUNCTION_CHARS],
+                    tracker=board.tracker[:_LABEL_CHARS] if board else "",
+                    device=device[:_LABEL_CHARS],
+                    extents=dict(point.extents),
+                    inputs=" ".join(map(str, given)),
+                    time_ms=point.timings[label].time_ms,
+                    low_ms=point.timings[label].low_ms,
+                    high_ms=point.timings[label].high_ms,
+                    repeats=len(point.timings[label].times_ms),
+                    noisy=point.timings[label].noisy,
+                    error=None if point.errors[label] >= _NONE else point.errors[label],
                 )
-    with writing(engine) as connection:
-        return benchmarks.of_run(connection, benchmarks.store(connection, rows))
+                for label, artifact, model_id in zip(labels, files, ids, strict=True)
+            ]
+            with writing(engine) as connection:  # what was measured stays if a later point fails
+                benchmarks.store(connection, run, rows)
+    with reading(engine) as connection:
+        return benchmarks.of_run(connection, run)
 
 
 def list_benchmarks(model: str | None = None) -> list[ModelTime]:
@@ -161,10 +162,6 @@ def _inputs_of(library: Path, facts: Mapping[str, Any]) -> list[str]:
         return [f"{one['name']}={','.join(map(str, one['shape']))}:{one['dtype']}" for one in facts.get("inputs", [])]
     except (TypeError, KeyError):
         raise BadInput(f"{library}.json is not as `tuna model build` writes it.", hint="give --input") from None
-
-
-def _text(argument: Argument) -> str:
-    return f"{argument}={','.join(map(str, argument.extents))}:{argument.type}"
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -83,12 +83,17 @@ class ModelTime:
         return {**asdict(self), "measured_at": self.measured_at.isoformat(), "ratio": self.ratio}
 
 
-def store(connection: sa.Connection, rows: Sequence[NewBenchmark]) -> str:
-    """Insert the rows of one run, in their order; returns the run's name."""
-    run = str(uuid.uuid4())
-    values = [{"run": run, "number": number, **asdict(row)} for number, row in enumerate(rows)]
+def new_run() -> str:
+    """The name of a run."""
+    return str(uuid.uuid4())
+
+
+def store(connection: sa.Connection, run: str, rows: Sequence[NewBenchmark]) -> None:
+    """Add rows to a run, in their order."""
+    query = sa.select(sa.func.count()).select_from(Benchmark).where(Benchmark.run == run)
+    first = connection.execute(query).scalar_one()
+    values = [{"run": run, "number": first + number, **asdict(row)} for number, row in enumerate(rows)]
     connection.execute(sa.insert(Benchmark), values)
-    return run
 
 
 def model_id(connection: sa.Connection, name: str, version: str) -> int | None:
@@ -99,7 +104,7 @@ def model_id(connection: sa.Connection, name: str, version: str) -> int | None:
 
 def of_run(connection: sa.Connection, run: str) -> list[ModelTime]:
     """The rows of a run, in their order."""
-    return _read(connection, Benchmark.run == run)
+    return _read(connection, Benchmark.run == run, most=None)
 
 
 def of_models(connection: sa.Connection, model_ids: Sequence[int] | None = None) -> list[ModelTime]:
@@ -118,13 +123,15 @@ def of_session(connection: sa.Connection, session_id: int) -> list[ModelTime]:
     return _read(connection, Benchmark.run.in_(runs))
 
 
-def _read(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[ModelTime]:
+def _read(
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], most: int | None = _MOST_ROWS
+) -> list[ModelTime]:
     query = (
         sa.select(Benchmark, Model.name, Model.version)
         .outerjoin(Model, Model.id == Benchmark.model_id)
         .where(*conditions)
         .order_by(Benchmark.id.desc())
-        .limit(_MOST_ROWS)
+        .limit(most)
     )
     rows = list(connection.execute(query))[::-1]
     firsts: dict[tuple[str, str], Any] = {}

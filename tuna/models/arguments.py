@@ -34,7 +34,7 @@ class Argument:
     type: str
 
     def __str__(self) -> str:
-        return ".".join((self.name, *map(str, self.place)))
+        return f"{'.'.join((self.name, *map(str, self.place)))}={','.join(map(str, self.extents))}:{self.type}"
 
     def shape(self, values: Mapping[str, int]) -> list[int]:
         """The extents with these values of the open ones."""

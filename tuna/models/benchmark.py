@@ -136,9 +136,11 @@ def measure(
             if loaded != order:
                 raise BadInput(f"{path.name} takes {_listed(loaded)}, not {_listed(order)}.")
         _check_names(order, given)
-        for number, extents in enumerate(points):
+        trees = [arguments.tree(given, extents) for extents in points]
+        for tree in trees:
+            process.call("check", arguments=tree, order=order)
+        for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
-            tree = arguments.tree(given, extents)
             ran = process.call("run", arguments=tree, order=order, seed=seed)
             yield Point(extents, _timings(process, list(models)), ran["errors"], ran["outputs"])
 

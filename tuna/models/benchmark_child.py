@@ -24,6 +24,7 @@ from tuna.libraries.tvm.rpc import Tracker, connect, last_line
 from tuna.models.arguments import SHAPE
 from tuna.models.differences import largest_error
 from tuna.models.refusals import refusing
+from tuna.sandbox import seccomp
 
 #: What a virtual machine says of an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
@@ -60,6 +61,7 @@ def open_session(
 ) -> dict[str, Any]:
     """Take a board, or this machine where there is no `tracker`; raises ServiceError."""
     global _board
+    seccomp.forbid_processes()
     session = (
         rpc.LocalSession() if tracker is None else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
     )
@@ -86,19 +88,25 @@ def load(path: str, label: str) -> dict[str, Any]:
 
 
 @refusing
-def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int) -> dict[str, Any]:
-    """Run each model once on the same random inputs; the error of each against the first, and the outputs' shapes.
-
-    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. Nothing is sent if one is refused.
-    """
-    board = _open_board()
-    board.values.release()
+def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """Refuse inputs that need more memory than there is, before any is made; `arguments` and `order` as for `run`."""
     needed = 0
     for name in order:
         needed += _bytes(arguments[name])
-        board.values.check(needed, f"The input {name}")
+        _open_board().values.check(needed, f"The input {name}")
         if needed * _COPIES > _available_bytes():
             raise BadInput(f"The input {name} needs more memory than this machine has left to make it.")
+    return {}
+
+
+@refusing
+def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int) -> dict[str, Any]:
+    """Run each model once on the same random inputs; the error of each against the first, and the outputs' shapes.
+
+    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters.
+    """
+    board = _open_board()
+    board.values.release()
     generator = np.random.default_rng(seed)
     with _asking("the inputs cannot be sent"):
         sent = board.values.send(*(_drawn(arguments[name], generator) for name in order), names=order)
@@ -199,4 +207,4 @@ def _available_bytes() -> int:
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
-HANDLERS = {"open": open_session, "load": load, "run": run, "time": time_round}
+HANDLERS = {"open": open_session, "load": load, "check": check, "run": run, "time": time_round}
