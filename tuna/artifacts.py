@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from tuna import redis_client
 from tuna.artifact_cache import ArtifactCache
 from tuna.artifact_files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles
 from tuna.artifact_files import MAX_BYTES as MAX_BYTES
+from tuna.private import own_folder
 from tuna.settings import Settings
 from tuna.signatures import Keys
 
@@ -70,6 +72,9 @@ class Artifacts:
         for space in Redis.
         """
         url = store_url(settings)
+        if url and settings.artifacts_url is None:
+            with contextlib.suppress(OSError):  # a link to another disk: its mode is its owner's
+                own_folder(settings.home / "artifacts")
         client = None if url else redis_client.retrying_client(_redis_of(settings))
         wait_s = FULL_TIMEOUT_S if waits else 0.0
         files = url if client is None else RedisFiles(client, namespace, settings.artifacts_mib << 20, wait_s)

@@ -10,14 +10,20 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from command_lines import Ended
 
+from tuna.artifact_cache import ArtifactCache
+from tuna.artifacts import Artifacts
 from tuna.embedded_redis import EmbeddedRedis, socket_path
 from tuna.errors import BadInput, ServiceError
+from tuna.pipeline.worker_process import scratch_folder
 from tuna.private import make_home
 from tuna.sandbox.device_lock import device_lock
 from tuna.settings import get_settings
+from tuna.signatures import Keys
 
 #: A user id that nobody has.
 OTHER = 54321
@@ -167,6 +173,41 @@ def test_the_embedded_redis_and_the_locks_are_closed_to_others(
             assert _as_other(lambda: list((shared / "home").iterdir())) == "PermissionError"
     finally:
         server.release()
+
+
+def _open_to_others(folder: Path) -> list[str]:
+    """Files below a folder that this process can read, and files and folders that it can write to."""
+    found = []
+    for place, _, names in os.walk(folder):
+        found += [place] if os.access(place, os.W_OK) else []
+        found += [f"{place}/{name}" for name in names if os.access(f"{place}/{name}", os.R_OK)]
+    return found
+
+
+@as_root
+def test_in_a_home_that_others_may_enter_there_is_nothing_to_read(
+    shared: Path, use_home: Callable[[Path], None], type_in: Callable[..., Ended]
+) -> None:
+    """Older versions, and people, made homes with mode 0755; a plain umask then leaves what lies in it readable."""
+    home = shared / "home"
+    home.mkdir()
+    before = os.umask(0o022)
+    home.chmod(0o755)
+    try:
+        use_home(home)
+        assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
+        settings = get_settings()
+        store = Artifacts.from_settings(settings, "n", Keys.of_secret("5" * 64))
+        store.prepare()
+        store.put(b"code")
+        ArtifactCache(home / "cache" / "artifacts", 1 << 20).put("0" * 64, b"code")
+        with TemporaryDirectory(dir=scratch_folder(settings.run_dir / "scratch")) as chunk:
+            Path(chunk, "kernel.so").write_bytes(b"code")
+            files = [path for path in home.rglob("*") if path.is_file()]
+            assert {path.relative_to(home).parts[0] for path in files} >= {"tuna.sqlite", "artifacts", "run", "cache"}
+            assert _as_other(lambda: _open_to_others(home)) == "[]"
+    finally:
+        os.umask(before)
 
 
 @as_root
