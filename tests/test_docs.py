@@ -90,3 +90,14 @@ def test_each_package_is_listed_for_the_build() -> None:
 def test_each_relative_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_tests_in_the_table_of_trust_are_there() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    table = page[page.index("## Who is trusted with what") : page.index("## Members")]
+    owner, *others = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert owner[0].startswith("| owner")
+    assert all("`" in row[-1] for row in others), "each promise has a test"
+    for name, test in re.findall(r"`([a-z_/]+\.py)(?:::(\w+))?`", table):
+        text = (ROOT / "tests" / name).read_text()
+        assert f"def {test or 'test_'}" in text, name
