@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -47,12 +46,17 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HO
 
 
 def socket_path(run_dir: Path) -> Path:
-    """The socket of the server of `run_dir`; in a short private directory if `run_dir` is too long for a socket path."""
+    """The socket of the server of `run_dir`.
+
+    If `run_dir` is too long for a socket's path, it has a link to a short folder, under a random name.
+    """
     path = run_dir / "redis.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
-    name = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"tuna-{os.getuid()}-{name}" / "redis.sock"
+    link = run_dir / "socket"
+    with contextlib.suppress(OSError):  # the first server makes it
+        return link.readlink() / "redis.sock"
+    return link / "redis.sock"
 
 
 @functools.cache
@@ -86,10 +90,14 @@ class EmbeddedRedis:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir.absolute()
-        self.socket = socket_path(self._run_dir)
         self._users: int | None = None
         # A pool process that is still dying must not look like another user.
         os.register_at_fork(after_in_child=self.release)
+
+    @property
+    def socket(self) -> Path:
+        """The path of its socket."""
+        return socket_path(self._run_dir)
 
     def acquire(self) -> None:
         """Start the server unless it runs, and keep it running until `release` or the end of this process.
@@ -98,7 +106,7 @@ class EmbeddedRedis:
         """
         if self._users is not None:
             return
-        self._private_folders()
+        self._private_folder()
         deadline = time.monotonic() + _TIMEOUT_S
         users = self._open("redis.users")
         try:
@@ -116,15 +124,25 @@ class EmbeddedRedis:
         if users is not None:
             os.close(users)
 
-    def _private_folders(self) -> None:
+    def _private_folder(self) -> None:
         make_home(self._run_dir.parent)
-        for folder in (self._run_dir, self.socket.parent):
-            try:
-                own_folder(folder)
-            except OSError as error:
-                raise ServiceError(
-                    f"The folder {folder} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
-                ) from None
+        try:
+            own_folder(self._run_dir)
+        except OSError as error:
+            raise ServiceError(
+                f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
+            ) from None
+
+    def _socket_folder(self) -> None:
+        """Make the folder of the socket, another one if it is another user's; only with the lock."""
+        if self.socket.parent == self._run_dir:
+            return
+        link = self._run_dir / "socket"
+        try:
+            own_folder(link.readlink())
+        except OSError:
+            link.unlink(missing_ok=True)
+            link.symlink_to(tempfile.mkdtemp(prefix="tuna-"))
 
     def _open(self, name: str) -> int:
         return os.open(self._run_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -166,6 +184,7 @@ class EmbeddedRedis:
 
     def _start(self, lock: int) -> None:
         """Start the server, which inherits the lock."""
+        self._socket_folder()
         self.socket.unlink(missing_ok=True)
         options = {
             **_OPTIONS,

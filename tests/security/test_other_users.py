@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,12 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import redis
 from command_lines import Ended
 
 from tuna.artifact_cache import ArtifactCache
 from tuna.artifacts import Artifacts
-from tuna.embedded_redis import EmbeddedRedis, socket_path
-from tuna.errors import BadInput, ServiceError
+from tuna.embedded_redis import EmbeddedRedis
+from tuna.errors import BadInput
 from tuna.pipeline.worker_process import scratch_folder
 from tuna.private import make_home
 from tuna.sandbox.device_lock import device_lock
@@ -149,9 +153,6 @@ def test_a_home_is_made_for_its_user_alone(tmp_path: Path, umask: int) -> None:
 def test_the_embedded_redis_and_the_locks_are_closed_to_others(
     shared: Path, use_home: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-    import socket
-
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     use_home(shared / "home")
@@ -212,21 +213,53 @@ def test_in_a_home_that_others_may_enter_there_is_nothing_to_read(
 
 @as_root
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_a_folder_for_the_socket_that_another_user_made_is_not_used(
-    shared: Path, use_home: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_folder_for_the_socket_that_another_user_made_is_not_used_and_blocks_nothing(
+    shared: Path,
+    use_home: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    eventually: Callable[[Callable[[], object], float], None],
 ) -> None:
-    """A long TUNA_HOME has its socket in the folder for temporary files, under a name that can be computed."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(shared))
+    """A long TUNA_HOME has its socket in the folder for temporary files, whose names others see."""
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
     home = shared / ("h" * 120)
     make_home(home)
     use_home(home)
-    place = socket_path(get_settings().run_dir).parent
+    server = EmbeddedRedis(get_settings().run_dir)
+    server.acquire()
+    place = server.socket.parent
     assert place.parent == shared
+    assert place.stat().st_mode & 0o777 == 0o700
+    address = str(server.socket)
+    with socket.socket(socket.AF_UNIX) as probe:
+        assert _as_other(lambda: probe.connect(address)) == "PermissionError"
+    server.release()
+    lock = home / "run" / "redis.lock"
+    eventually(lambda: _is_free(lock), 10)
+    shutil.rmtree(place)  # as a cleaner of /tmp does, or a restart of the machine
     plant = (lambda: place.mkdir(mode=0o777)) if kind == "folder" else (lambda: place.symlink_to(home))
     assert _as_other(plant) == "None"
-    with pytest.raises(ServiceError, match=r"cannot be used: it is not a folder of yours") as refused:
-        EmbeddedRedis(get_settings().run_dir).acquire()
-    assert refused.value.hint == "set TUNA_HOME"
+    again = EmbeddedRedis(get_settings().run_dir)
+    again.acquire()
+    assert again.socket.parent not in (place, home)
+    with contextlib.closing(redis.Redis(unix_socket_path=str(again.socket))) as client:
+        assert client.ping()
+    assert EmbeddedRedis(get_settings().run_dir).socket == again.socket
+    again.release()
+    eventually(lambda: _is_free(lock), 10)
+    third = EmbeddedRedis(get_settings().run_dir)
+    third.acquire()
+    assert third.socket == again.socket, "who knows the address still reaches it"
+    third.release()
+
+
+def _is_free(lock: Path) -> bool:
+    with open(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_homes_of_batch_jobs_have_names_that_nobody_can_guess() -> None:
