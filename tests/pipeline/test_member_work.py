@@ -14,6 +14,7 @@ from jobs_builder import accepted, states
 from member_double import MemberDouble, good
 from member_room import LIBRARY
 from member_room import Room as Plain
+from shared_data import need
 
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResult, Trial
@@ -23,6 +24,7 @@ from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import dealer, member_work
 from tuna.pipeline.messages import ReportKind
 from tuna.settings import get_settings
+from tuna.testing.servers import find, free_port, rabbitmq_server
 from tuna.vocabulary import Cause
 
 LEASE_S = 4.0
@@ -288,21 +290,41 @@ def test_a_job_that_failed_on_a_member_goes_to_another_worker_first(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuna.membership.heartbeat._MIN_INTERVAL_S", 0.0)
-    other = room.join("m2")
+    other = room.member("m2")
     room.turn()
-    chunk = room.member.next_chunk()
+    chunk = room.first.next_chunk()
     bad = good(chunk.items[0], cause=Cause.INFRA).model_copy(update={"ok": False})
-    room.member.report(ReportKind.FINISHED, chunk.id, [bad, *(good(item) for item in chunk.items[1:])])
+    room.first.report(ReportKind.FINISHED, chunk.id, [bad, *(good(item) for item in chunk.items[1:])])
     room.turn()
     with writing(room.engine) as connection:
         assert connection.execute(sa.select(Job.avoid).where(Job.id == bad.job_id)).scalar() == "m1"
         connection.execute(sa.update(Job).values(ready_at=None))
     done = []
-    while chunks := [(double, chunk) for double in (room.member, other) if (chunk := double.next_chunk())]:
+    while chunks := [(double, chunk) for double in (room.first, other) if (chunk := double.next_chunk())]:
         for double, chunk in chunks:
             done += [(double.name, item.job_id) for item in chunk.items]
             double.report(ReportKind.FINISHED, chunk.id, [good(item) for item in chunk.items])
         room.turn()
-        for double in (room.member, other):
+        for double in (room.first, other):
             double.beat()
     assert [name for name, job in done if job == bad.job_id] == ["m2"]
+
+
+@pytest.mark.drill(only=True)  # RabbitMQ takes seconds to start
+def test_chunks_are_dealt_from_another_broker(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    port = free_port()
+    with rabbitmq_server("127.0.0.1", port, "tuna", "tuna", "secret"):
+        monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://tuna:secret@127.0.0.1:{port}/tuna")
+        get_settings.cache_clear()
+        room.coordinator = room.another()
+        evaluator = room.member("m2", "eval")
+        deadline = time.monotonic() + 30
+        while not room.is_done():
+            assert time.monotonic() < deadline, states(room.engine)
+            room.turn()
+            room.first.work()
+            evaluator.work()
+        assert room.each_once()
+        assert room.failures() == []
+        room.coordinator._members.close()

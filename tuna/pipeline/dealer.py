@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 from celery import Celery
+from kombu import Queue
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuna import celery_internals
@@ -190,7 +191,7 @@ class Dealer:
                 self._connection = self._celery.connection_for_read()
             if self._channel is None:
                 self._channel = self._connection.channel()
-            return self._channel.basic_get(queue)
+            return Queue(queue).bind(self._channel).get()
         except Exception as error:
             connection = self._connection
             is_missing = isinstance(error, connection.channel_errors if connection else ()) and "NOT_FOUND" in str(
