@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,22 +97,33 @@ def _writes(chunk: Chunk) -> st.SearchStrategy[tuple[Any, ...]]:
 
 
 @pytest.fixture(params=servers())
-def site(
+def make_site(
     request: pytest.FixtureRequest, tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Site]:
-    monkeypatch.setattr(ChunkSizer, "chunk", lambda *_: 5)
-    monkeypatch.setattr(conduct, "CORDON_AFTER", 10**9)  # else it would soon be over
-    monkeypatch.setattr(conduct, "REVOKE_AFTER", 10**9)
+) -> Iterator[Callable[[int], Site]]:
+    """`make_site(layers)`: a session with ten jobs for each layer."""
     with redis_server("--requirepass", ADMIN, host="127.0.0.1", executable=request.param) as url:
         monkeypatch.setenv("TUNA_BROKER_URL", with_password(url, ADMIN))
         get_settings.cache_clear()
-        engine = make_engine(get_settings().sql_url)
-        client: redis.Redis = redis.Redis.from_url(with_password(url, ADMIN))
-        made = Site(engine, client, url, tmp_path, 4)
-        yield made
-        made.own.close()
-        made.coordinator._members.close()
-        engine.dispose()
+        with contextlib.ExitStack() as stack:
+
+            def make(layers: int) -> Site:
+                engine = make_engine(get_settings().sql_url)
+                stack.callback(engine.dispose)
+                made = Site(engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, layers)
+                stack.callback(made.coordinator._members.close)
+                stack.callback(made.own.close)
+                return made
+
+            yield make
+
+
+@pytest.fixture()
+def site(make_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch) -> Site:
+    """One whose members may write what they want, and stay."""
+    monkeypatch.setattr(ChunkSizer, "chunk", lambda *_: 5)
+    monkeypatch.setattr(conduct, "CORDON_AFTER", 10**9)
+    monkeypatch.setattr(conduct, "REVOKE_AFTER", 10**9)
+    return make_site(4)
 
 
 def write(member: MemberDouble, words: tuple[Any, ...]) -> None:
@@ -154,6 +166,42 @@ def test_random_writes_have_no_effect(site: Site) -> None:
     with reading(site.engine) as connection:
         names = set(connection.execute(sa.select(StepResult.worker).distinct()).scalars())
     assert {name.partition(":")[0] for name in names} <= {"", "own", hostile.name}
+
+
+@pytest.mark.drill(only=True)
+def test_two_thousand_jobs_end_once_beside_hostile_members(
+    make_site: Callable[[int], Site], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One hostile member after the other writes at random until it is revoked."""
+    monkeypatch.setattr(ChunkSizer, "chunk", lambda *_: 20)
+    site = make_site(200)
+    honest, hostile = (site.join("compile"), site.join("eval")), site.join()
+    site.turn()
+    chunk = hostile.next_chunk()
+    assert chunk is not None
+    writes = itertools.cycle(some_writes(chunk, 500))
+    others, revoked_s = 0, []
+    while not site.is_done():
+        site.turn()
+        for worker in honest:
+            worker.beat()
+            worker.work()
+        if mine := site.own.next_chunk():
+            site.own.run(mine)
+        if site.state(hostile.name) == "revoked":
+            began = time.monotonic()
+            while not site.is_gone(hostile):
+                site.coordinator._gate.tick()
+            revoked_s.append(time.monotonic() - began)
+            hostile, others = site.join(), others + 1
+        for words in itertools.islice(writes, 5):
+            write(hostile, words)
+    with capsys.disabled():
+        print(f"\n{others} hostile members, gone within {max(revoked_s):.2f} s; {len(site.failures())} failures")
+    assert others > 3
+    assert site.each_once()
+    assert {cause for cause, _ in site.failures()} <= {"worker_lost", "infra", "artifact_lost"}
+    assert max(revoked_s) < 2
 
 
 def _endless_good(member: MemberDouble, chunk: Chunk) -> Iterator[tuple[Any, ...]]:
