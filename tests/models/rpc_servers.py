@@ -38,15 +38,22 @@ def server(**options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def board(key: str) -> Iterator[Tracker]:
-    """A tracker that has one board with this device key."""
+def board(key: str, emulator: str = "") -> Iterator[Tracker]:
+    """A tracker that has one board with this device key, which says that it is emulated if `emulator` is given."""
     need(find_spec("tornado"), "tornado (pip install '.[rpc]')")
     from tvm.rpc.tracker import Tracker as TvmTracker
 
     running = TvmTracker("127.0.0.1", port=_PORTS, port_end=_PORTS + 400, silent=True)
     try:
         tracker = Tracker("127.0.0.1", int(running.port))
-        with server(tracker_addr=(tracker.host, tracker.port), key=key) as _servers[key]:
+
+        def say() -> None:  # here, so that the server's process gets its code
+            import tvm_ffi
+
+            tvm_ffi.register_global_func("tuna.emulator", lambda: emulator)
+
+        says = say if emulator else None
+        with server(tracker_addr=(tracker.host, tracker.port), key=key, server_init_callback=says) as _servers[key]:
             wait_until(lambda: key in tracker.boards(_START_S), _START_S)
             yield tracker
     finally:

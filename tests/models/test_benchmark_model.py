@@ -237,6 +237,14 @@ def test_a_held_board_is_waited_for_and_no_longer(library: Callable[..., Path], 
     assert point.outputs == [[2, 3]]
 
 
+def test_times_of_an_emulated_board_are_marked(type_in: Type, library: Callable[..., Path]) -> None:
+    with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
+        ended = type_in("tuna", "benchmark-model", library(relax_models.static), *on(tracker, "qemu"), "--input", X)
+    assert ended.code == 0, ended
+    (row,) = api.list_benchmarks()
+    assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
+
+
 def test_a_board_that_says_nothing_ends_at_the_deadline(
     library: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def benchmark_model(
                     artifact=artifact,
                     function=options.function[:_FUNCTION_CHARS],
                     tracker=board.tracker[:_LABEL_CHARS] if board else "",
-                    device=device[:_LABEL_CHARS],
+                    device=f"{device}{f', emulated by {point.emulator}' if point.emulator else ''}"[:_LABEL_CHARS],
                     extents=dict(point.extents),
                     inputs=" ".join(map(str, given)),
                     time_ms=point.timings[label].time_ms,

@@ -50,6 +50,7 @@ class Point:
     timings: Mapping[str, Timing]
     errors: Mapping[str, float]  #: against the first model's answer, of its largest magnitude
     outputs: Sequence[Sequence[int]]  #: their shapes
+    emulator: str = ""  #: of the board: its times are no device's
 
 
 class BenchmarkProcess:
@@ -119,7 +120,7 @@ def measure(
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
     tracker = None if place.tracker is None else [place.tracker.host, place.tracker.port]
     with BenchmarkProcess(place, list(models.values())) as process:
-        process.call(
+        opened = process.call(
             "open",
             place.wait_s + _START_S,
             tracker=tracker,
@@ -142,7 +143,8 @@ def measure(
         for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
             ran = process.call("run", arguments=tree, order=order, seed=seed)
-            yield Point(extents, _timings(process, list(models)), ran["errors"], ran["outputs"])
+            timings = _timings(process, list(models))
+            yield Point(extents, timings, ran["errors"], ran["outputs"], opened["emulator"])
 
 
 def digest(path: Path) -> str:

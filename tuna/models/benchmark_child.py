@@ -20,7 +20,7 @@ from tvm import relax, rpc
 
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.remote import RemoteValues
-from tuna.libraries.tvm.rpc import Tracker, connect, last_line
+from tuna.libraries.tvm.rpc import Tracker, connect, facts, last_line
 from tuna.models.arguments import SHAPE
 from tuna.models.differences import largest_error
 from tuna.models.refusals import refusing
@@ -59,7 +59,7 @@ def _open_board() -> _Board:
 def open_session(
     tracker: Sequence[Any] | None, key: str, wait_s: float, lease_s: float, function: str, memory_bytes: int | None
 ) -> dict[str, Any]:
-    """Take a board, or this machine where there is no `tracker`; raises ServiceError."""
+    """Take a board, or this machine where there is no `tracker`; the board's emulator, if it has one. Raises ServiceError."""
     global _board
     seccomp.forbid_processes()
     session = (
@@ -67,7 +67,8 @@ def open_session(
     )
     device = session.cpu(0)
     _board = _Board(session, device, RemoteValues(session, device, memory_bytes), function, tracker is not None)
-    return {"free_bytes": _board.values.free_bytes}
+    with _asking("the board does not say what it is"):
+        return {"emulator": facts(session)["emulator"] if tracker is not None else ""}
 
 
 @refusing

@@ -127,7 +127,9 @@ def redis_server(*options: str, host: str = "", port: int = 0, executable: str =
         else:
             address = str(folder / "s")
             url, place = f"unix://{address}", ["--port", "0", "--unixsocket", address]
-        with running([executable or program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"):
+        with running(
+            [executable or program(), *options, "--save", "", "--dir", str(folder), *place], address, folder / "log"
+        ):
             yield url
 
 

@@ -22,10 +22,8 @@ from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
 from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.evaluator import TvmLoader
-from tuna.libraries.tvm.rpc import last_line
+from tuna.libraries.tvm.rpc import facts, last_line
 
-#: Function that the server of an emulated board has; it returns the emulator's name.
-EMULATOR = "tuna.emulator"
 #: What is read on the board between cold runs: more than the last cache of any board that there is.
 _FLUSH_BYTES = 64 << 20
 
@@ -62,7 +60,7 @@ def open_session(host: str, port: int, match_key: str, session_s: float) -> dict
     board = f"{host}:{port}"
     try:
         _session = _Session(rpc.connect(host, port, match_key, session_s), board)
-        return {"board": board, **_facts(_session.remote)}
+        return {"board": board, **facts(_session.remote)}
     except Exception as error:  # TVM raises whatever a broken answer leads to
         _session = None
         raise BoardLost(f"the board {board} does not answer as TVM does: {last_line(error)}") from error
@@ -137,35 +135,6 @@ def _current() -> _Session:
     if _session is None:
         raise BoardLost("no session is open")
     return _session
-
-
-def _facts(remote: Any) -> dict[str, Any]:
-    """What decides whether two boards are of one kind, as their runtime says it."""
-
-    def ask(name: str, otherwise: Any) -> Any:
-        try:
-            function = remote.get_function(name)
-        except AttributeError:  # a runtime without a compiler does not have it
-            return otherwise
-        return function()
-
-    return {
-        "cpu": str(ask("target.llvm_get_system_cpu", "")),
-        "triple": str(ask("target.llvm_get_system_triple", "")),
-        "threads": int(ask("runtime.NumThreads", 1)),
-        "llvm": int(ask("target.llvm_version_major", 0)),
-        "emulator": str(ask(EMULATOR, "")),
-        "model": _model(remote),
-    }
-
-
-def _model(remote: Any) -> str:
-    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where there is none."""
-    try:
-        text = bytes(remote.download("/sys/firmware/devicetree/base/model"))
-    except Exception:  # an RPCError of the board's: there is no such file
-        return ""
-    return text.rstrip(b"\0").decode(errors="replace")[:100]
 
 
 HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {

@@ -22,6 +22,8 @@ from tuna.sentences import choices
 _MAGIC = struct.pack("<i", 0x2F271)
 _REQUEST, _SUMMARY = 4, 6
 _SUCCESS = 0
+#: Function that the server of an emulated board has; it returns the emulator's name.
+EMULATOR = "tuna.emulator"
 #: A longer answer is not a tracker's.
 _MAX_ANSWER_BYTES = 1 << 20
 
@@ -155,6 +157,35 @@ def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> 
 def close(session: Any) -> None:
     """End a session, so that its board serves others; without it that happens once nothing refers to the session."""
     session.get_function("CloseRPCConnection")()
+
+
+def facts(session: Any) -> dict[str, Any]:
+    """What decides whether two boards are of one kind, as their runtime says it."""
+
+    def ask(name: str, otherwise: Any) -> Any:
+        try:
+            function = session.get_function(name)
+        except AttributeError:  # a runtime without a compiler does not have it
+            return otherwise
+        return function()
+
+    return {
+        "cpu": str(ask("target.llvm_get_system_cpu", "")),
+        "triple": str(ask("target.llvm_get_system_triple", "")),
+        "threads": int(ask("runtime.NumThreads", 1)),
+        "llvm": int(ask("target.llvm_version_major", 0)),
+        "emulator": str(ask(EMULATOR, "")),
+        "model": _model(session),
+    }
+
+
+def _model(session: Any) -> str:
+    """The name that a device tree has for the board, such as Raspberry Pi 4 Model B; empty where there is none."""
+    try:
+        text = bytes(session.download("/sys/firmware/devicetree/base/model"))
+    except Exception:  # an RPCError of the board's: there is no such file
+        return ""
+    return text.rstrip(b"\0").decode(errors="replace")[:100]
 
 
 def last_line(error: BaseException) -> str:
