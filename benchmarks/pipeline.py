@@ -239,6 +239,7 @@ def _run(session_id: int, steps: list[str], workers: str = "own") -> Run:
 
 
 def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
+    from tuna import logs
     from tuna.db import sessions
     from tuna.db.engine import make_engine, reading
     from tuna.libraries.registry import get_library
@@ -248,6 +249,7 @@ def _child(session_id: int, steps: list[str], *, joined: bool) -> int:
     from tuna.workers.session_run import run_sessions
 
     settings = get_settings()
+    logs.configure(settings.log_level, settings.log_format)
     engine = make_engine(settings.sql_url)
     with reading(engine) as connection:
         library = get_library(sessions.get(connection, session_id).environment.library)

@@ -114,6 +114,7 @@ def test_a_worker_of_celery_needs_its_own_keys_and_no_script(
     assert f"eval.{HOME.machine_key}" in status.queues, "what it serves, not what it takes from"
     admin.set(control_key("n", NAME), "draining")
     assert worker.wait(30) == 0
+    assert not admin.exists(PREFIX + "heartbeats"), "it would be dealt chunks until they expire"
     assert refusals(admin) == []
     written = {key.decode() for key in admin.keys("*")}
     assert written <= set(keys.all_keys("n", NAME))

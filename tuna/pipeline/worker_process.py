@@ -101,6 +101,11 @@ class WorkerProcess:
 
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
 
+    def leave(self) -> None:
+        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it expires."""
+        if self._sender:
+            self._sender.stop()
+
     @functools.cached_property
     def _client(self) -> redis.Redis:
         return connect(self._settings)

@@ -77,6 +77,7 @@ class Worker:
         signals.celeryd_after_setup.connect(self._set_queues, weak=False)
         signals.worker_ready.connect(self._start_control, weak=False)
         signals.worker_process_init.connect(self._start_process, weak=False)
+        signals.worker_process_shutdown.connect(self._end_process, weak=False)
         signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
     def _start_services(self, **_: Any) -> None:
@@ -143,6 +144,9 @@ class Worker:
         self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending)
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
+
+    def _end_process(self, **_: Any) -> None:
+        self.process.leave()
 
     def _mend(self) -> None:
         """The hook that follows a worker's end may repair the device of one that is put aside, too."""
