@@ -200,7 +200,7 @@ def test_the_scaled_queue_has_the_names_that_tuna_and_kombu_give() -> None:
     lists = {trigger["listName"] for trigger in triggers}
     assert lists == {name, f"{name}\x06\x16{publisher._ORDINARY}"}
     assert lists < set(broker_keys([name]))
-    assert all(int(trigger["listLength"]) < policies._PER_PROCESS for trigger in triggers), "it could never scale up"
+    assert all(int(trigger["listLength"]) < policies.PER_PROCESS for trigger in triggers), "it could never scale up"
 
 
 def test_dashboards_ask_for_metrics_that_are_there() -> None:

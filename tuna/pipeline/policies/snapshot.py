@@ -1,0 +1,149 @@
+"""The input and the output of a policy, and how policies fill a queue from steps in an order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import NamedTuple, Protocol
+
+#: Chunks that may wait for each live process of a queue: it never idles, and what is not published can be decided later.
+PER_PROCESS = 2
+#: Chunks that wait in a queue of which no process is live, so that the first one finds work.
+_WITHOUT_PROCESS = 4
+
+
+class StageKind(NamedTuple):
+    """Stages whose duration is predicted together."""
+
+    queue: str  #: its name holds the environment of a step on a device
+    solver: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The results of a search so far."""
+
+    weight: float  #: how often the model runs what is tuned
+    best_ms: tuple[float, ...]  #: the best time after each finished round, the latest ones at least
+    rounds: int  #: finished ones
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step of a session for which jobs may wait. Its jobs are alike: a policy does not choose between them."""
+
+    session_id: int
+    step: str
+    queue: str
+    priority: int = 0  #: the session's, 0 to 9; the highest is first
+    remaining: int = 0  #: steps that follow this one
+    solver: str = ""  #: of all its jobs; empty: several
+    ready: int | None = None  #: chunks that can be published; None: not counted
+    since_s: float = 0.0  #: when the one that waits longest became ready
+    #: The step before, of the same job, ran in the same queue and has just ended. Never of the first step of a round that has
+    #: all its steps there, so that a job does not keep a process for all its rounds.
+    continues: bool = False
+    progress: Progress | None = None  #: of all its jobs; None: not known
+
+    @property
+    def kind(self) -> StageKind:
+        """What its duration is predicted by."""
+        return StageKind(self.queue, self.solver, self.step)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a policy decides by.
+
+    All of it is known to a coordinator from SQL, heartbeats and its own leases; nothing is from the future. Times are seconds,
+    `now_s`, `since_s` and `deadline_s` since one moment.
+    """
+
+    open: Sequence[OpenStep]  #: the session that was served longest ago first
+    waiting: Mapping[str, int]  #: chunks that no worker took yet, by queue
+    processes: Mapping[str, int]  #: live worker processes, by queue
+    bound: int  #: chunks that may wait in any queue
+    per_process: int = PER_PROCESS  #: chunks that may wait for each live process
+    now_s: float = 0.0
+    served: Mapping[tuple[int, str], int] = field(
+        default_factory=dict
+    )  #: of the last share by session, queue: its number
+    in_flight: Mapping[tuple[int, str], int] = field(default_factory=dict)  #: published, not ended, by session and step
+    deadline_s: Mapping[int, float] = field(default_factory=dict)  #: by session, of those with a deadline
+    left_s: Mapping[tuple[int, str], float] = field(
+        default_factory=dict
+    )  #: predicted work that is not done, by session, queue
+    predicted_s: Mapping[StageKind, float] = field(default_factory=dict)  #: a stage's duration (`StageTimes`)
+
+    def room(self, queue: str) -> int:
+        """Chunks that may still be published into the queue."""
+        wanted = self.per_process * self.processes.get(queue, 0) or _WITHOUT_PROCESS
+        return max(0, min(self.bound, wanted) - self.waiting.get(queue, 0))
+
+    def by_queue(self) -> dict[str, list[OpenStep]]:
+        """The open steps of each queue into which something may be published."""
+        found: dict[str, list[OpenStep]] = {}
+        for step in self.open:
+            found.setdefault(step.queue, []).append(step)
+        return {queue: steps for queue, steps in found.items() if self.room(queue)}
+
+    def turn(self, step: OpenStep) -> int:
+        """The lower, the longer ago the session was served in the queue of the step."""
+        return self.served.get((step.session_id, step.queue), -1)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Chunks of a session's step to publish now."""
+
+    step: OpenStep
+    chunks: int
+
+
+class Policy(Protocol):
+    """Says what is published next: shares that fit into the queues, in the order in which they are published.
+
+    What had less open work than its share is left out of the next snapshot.
+    """
+
+    @property
+    def __name__(self) -> str: ...
+
+    def __call__(self, snapshot: Snapshot, /) -> list[Share]: ...
+
+
+def in_order(snapshot: Snapshot, rank: Callable[[OpenStep], tuple[float, ...]]) -> list[Share]:
+    """Fill each queue with the steps of the least rank; of equal ones, the first in the snapshot."""
+    shares: list[Share] = []
+    for queue, steps in snapshot.by_queue().items():
+        room = snapshot.room(queue)
+        for step in sorted(steps, key=rank):
+            chunks = room if step.ready is None else min(room, step.ready)
+            if chunks:
+                shares.append(Share(step, chunks))
+                room -= chunks
+            if not room:
+                break
+    return shares
+
+
+def in_turn(lines: Iterable[Sequence[OpenStep]], room: int) -> list[Share]:
+    """Deal chunks to lines of steps in turn, one by one, until `room` is used up; a line is served in its order."""
+    turns = deque(chain.from_iterable(map(_chunks, line)) for line in lines)
+    dealt: dict[int, list[OpenStep]] = {}
+    while room and turns:
+        line = turns.popleft()
+        step = next(line, None)
+        if step is not None:
+            dealt.setdefault(id(step), []).append(step)
+            room -= 1
+            turns.append(line)
+    return [Share(chunks[0], len(chunks)) for chunks in dealt.values()]
+
+
+def _chunks(step: OpenStep) -> Iterator[OpenStep]:
+    """The step once for each chunk that can be published."""
+    return repeat(step) if step.ready is None else repeat(step, step.ready)
