@@ -78,6 +78,7 @@ from tuna.api.sessions import (
     watcher,
     write_report,
 )
+from tuna.api.simulation import read_scenario, recorded_scenario, simulate
 from tuna.api.tuning import PreparedTuning, prepare_tuning
 from tuna.api.workers import (
     Boards,
@@ -163,6 +164,8 @@ __all__ = [
     "open_database",
     "prepare_tuning",
     "query",
+    "read_scenario",
+    "recorded_scenario",
     "remote_exec",
     "report",
     "reproduce",
@@ -177,6 +180,7 @@ __all__ = [
     "set_priority",
     "set_worker_state",
     "show_model",
+    "simulate",
     "status",
     "tune_model",
     "undrained_reports",

@@ -43,6 +43,7 @@ COMMANDS = {
     "results": ("tuna.cli.query", "results", "List the winners of a session with all that is known of each."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
     "status": ("tuna.cli.status", "status", "Show sessions, jobs by state and failures by cause; --watch stays."),
+    "simulate": ("tuna.cli.simulate", "simulate", "Simulate sessions under a scheduling policy."),
     "metrics": ("tuna.cli.status", "metrics", "Answer Prometheus with figures of all sessions."),
     "retry": ("tuna.cli.jobs", "retry", "Send errored jobs back to the step that failed."),
     "cancel": ("tuna.cli.jobs", "cancel", "End jobs that are not finished."),

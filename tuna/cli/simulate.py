@@ -1,0 +1,107 @@
+"""`tuna simulate`: what a policy would do with sessions, without running anything."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuna import api
+from tuna.cli import options
+from tuna.cli.console import print_json, print_table, say
+from tuna.errors import BadInput
+from tuna.files import atomic_file
+from tuna.pipeline.policies import POLICIES
+from tuna.simulation.scenario import MAX_COUNT
+
+if TYPE_CHECKING:
+    from tuna.simulation.outcome import Simulated
+    from tuna.simulation.scenario import Scenario
+
+
+_PROCESSES = click.IntRange(1, MAX_COUNT)
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--session-id", "session_ids", type=options.ID, multiple=True, help="A recorded session; may be repeated."
+)
+@click.option("--workers", type=_PROCESSES, help="Processes for the CPU steps of recorded sessions.")
+@click.option("--devices", type=_PROCESSES, help="Devices of each environment of recorded sessions.")
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice([*POLICIES, "all"]),
+    multiple=True,
+    default=("fair",),
+    show_default=True,
+    metavar="NAME",
+    help=f"What decides: {', '.join(POLICIES)}, or all. May be repeated.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of all random numbers.")
+@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Write the scenario as JSON, to change and simulate it.")
+@options.as_json
+def simulate(
+    file: Path | None,
+    session_ids: tuple[int, ...],
+    workers: int | None,
+    devices: int | None,
+    policies: tuple[str, ...],
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate sessions under a scheduling policy: how long they take, and how busy devices are.
+
+    FILE is a scenario in TOML or JSON: sessions with the durations of their steps, pools of workers and devices, failures,
+    late joiners. Or name sessions, whose recorded durations are replayed side by side. docs/scheduling.md has the fields of
+    both, and of --json.
+    """
+    scenario = _scenario(file, session_ids, workers, devices)
+    if output:
+        with atomic_file(output) as path:
+            path.write_text(scenario.model_dump_json(indent=1) + "\n")
+    names = list(POLICIES) if "all" in policies else list(dict.fromkeys(policies))
+    found = [api.simulate(scenario, name, seed) for name in names]
+    if as_json:
+        print_json([one.as_json() for one in found])
+    else:
+        _show(found)
+
+
+def _scenario(file: Path | None, session_ids: tuple[int, ...], workers: int | None, devices: int | None) -> Scenario:
+    if (file is None) == (not session_ids):
+        raise BadInput("Name a scenario file, or sessions with --session-id, and not both.")
+    if file is None:
+        return api.recorded_scenario(list(dict.fromkeys(session_ids)), workers=workers, devices=devices)
+    if workers or devices:
+        raise BadInput("--workers and --devices are of recorded sessions; a scenario file has its own pools.")
+    return api.read_scenario(file)
+
+
+def _show(found: list[Simulated]) -> None:
+    rows = [
+        (
+            one.policy,
+            f"{one.makespan_s:,.1f}",
+            f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
+            f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}",
+            f"{sum(session.waited_s for session in one.sessions):,.0f}",
+            ", ".join(f"{queue.queue} {queue.busy_share:.0%}" for queue in one.queues),
+            one.errored,
+        )
+        for one in found
+    ]
+    columns = ("policy", "all done after s", "/ bound", "mean session s", "waited s", "busy", "errored jobs")
+    print_table("", columns, rows, right=(1, 2, 3, 4, 6))
+    missed = [
+        f"{one.policy}: {session.name or session.session_id}"
+        for one in found
+        for session in one.sessions
+        if session.deadline_met is False
+    ]
+    if missed:
+        say(f"missed deadlines: {'; '.join(missed)}")

@@ -1,0 +1,135 @@
+"""The state of simulated jobs: which stage of which round is ready, and how long the chain behind it is."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Iterator
+
+from tuna.pipeline.policies import Progress, StageKind
+from tuna.simulation.scenario import Jobs, SimulatedSession, Stage
+
+#: Rounds of the best times that a policy is given.
+_HISTORY = 8
+
+
+class Item:
+    """A stage of a job's round: ready, published or running."""
+
+    __slots__ = ("attempts", "chain_s", "crashes", "job", "predicted_s", "ready_s", "round", "stage", "started_s")
+
+    def __init__(self, job: Job, round_: int, stage: int, ready_s: float, chain_s: float) -> None:
+        self.job, self.round, self.stage = job, round_, stage
+        self.ready_s = ready_s
+        self.chain_s = chain_s  #: when it could start if no stage ever waited for a process
+        self.attempts = 0  #: that failed
+        self.started_s = self.predicted_s = 0.0
+        self.crashes = False  #: its process dies before it ends
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes on a process that shares nothing."""
+        line = self.job.line
+        return line.seconds[(self.job.number * line.jobs.rounds + self.round) * len(line.stages) + self.stage]
+
+
+class Job:
+    """A job: rounds overlap by its look-ahead, the stages of a round follow each other."""
+
+    __slots__ = ("_ahead_of_turn", "_proposal_chain_s", "_started", "dead", "ended", "line", "number", "prefix_chain_s")
+
+    def __init__(self, line: Line, number: int) -> None:
+        self.line, self.number = line, number
+        self.dead = False  #: errored: what is left of it is dropped
+        self._started = 0  #: rounds whose first stage became ready
+        self.ended = [0] * len(line.stages)  #: by stage, of how many rounds it ended
+        self._proposal_chain_s = line.session.arrives_s
+        self.prefix_chain_s = [line.session.arrives_s]  #: chain to the end of the first n rounds, by n
+        self._ahead_of_turn: dict[int, float] = {}  #: chains of rounds that ended before an earlier one
+
+    @property
+    def finished(self) -> int:
+        """Rounds that ended, with all before them."""
+        return len(self.prefix_chain_s) - 1
+
+    @property
+    def done(self) -> bool:
+        """Every round ended."""
+        return self.finished == self.line.jobs.rounds
+
+    def ready(self, now_s: float) -> Iterator[Item]:
+        """The first stages that became ready: their results are there, and the round before has been proposed."""
+        jobs = self.line.jobs
+        while self._started < jobs.rounds and self._started <= self.ended[0]:
+            needed = max(0, self._started - jobs.look_ahead)
+            if self.finished < needed:
+                return
+            chain_s = max(self._proposal_chain_s, self.prefix_chain_s[needed])
+            yield Item(self, self._started, 0, now_s, chain_s)
+            self._started += 1
+
+    def end(self, item: Item, now_s: float) -> Iterator[Item]:
+        """A stage ended well; what became ready by that."""
+        chain_s = item.chain_s + item.seconds
+        self.ended[item.stage] += 1
+        if item.stage == 0:
+            self._proposal_chain_s = chain_s
+        if item.stage + 1 < len(self.line.stages):
+            yield Item(self, item.round, item.stage + 1, now_s, chain_s)
+        else:
+            self._ahead_of_turn[item.round] = chain_s
+            while (chain := self._ahead_of_turn.pop(self.finished, None)) is not None:
+                self.prefix_chain_s.append(max(self.prefix_chain_s[-1], chain))
+        yield from self.ready(now_s)
+
+    def drop(self) -> None:
+        """It errored: nothing of it is left to do."""
+        self.dead = True
+        for stage, ended in enumerate(self.ended):
+            self.line.left[stage] -= self.line.jobs.rounds - ended
+
+
+class Line:
+    """Jobs that are alike: their durations, and what is left of them."""
+
+    def __init__(self, session_id: int, session: SimulatedSession, jobs: Jobs, seed: str) -> None:
+        self.session_id, self.session, self.jobs = session_id, session, jobs
+        self.stages = jobs.steps
+        self.kinds = [StageKind(stage.queue, jobs.solver, stage.step) for stage in jobs.steps]
+        rounds = jobs.count * jobs.rounds
+        self.left = [rounds] * len(self.stages)  #: executions that have not ended, by stage
+        self.open_jobs = jobs.count
+        self.in_one_queue = len({stage.queue for stage in jobs.steps}) == 1
+        # Drawn before anything runs, so that each policy meets the same durations.
+        columns = [_draw(stage, rounds, seeded(seed, stage.step)) for stage in jobs.steps]
+        self.seconds: array[float] = array("d", (seconds for row in zip(*columns, strict=True) for seconds in row))
+
+    def start(self) -> Iterator[Job]:
+        """Its jobs, when the session arrives."""
+        return (Job(self, number) for number in range(self.jobs.count))
+
+    def best_ms(self, rounds: int) -> float:
+        """The best time of a job after so many rounds, at least one."""
+        return self.jobs.best_ms[min(rounds, len(self.jobs.best_ms)) - 1]
+
+    def progress(self, rounds: int) -> Progress | None:
+        """What a policy may know of a job after so many rounds."""
+        if not self.jobs.best_ms:
+            return None
+        latest = tuple(self.best_ms(number) for number in range(max(1, rounds - _HISTORY + 1), rounds + 1))
+        return Progress(self.jobs.weight, latest, rounds)
+
+
+def seeded(*words: object) -> random.Random:
+    """Random numbers that depend on the words alone."""
+    return random.Random(" ".join(map(str, words)))  # noqa: S311 - a simulation, no secret
+
+
+def _draw(stage: Stage, count: int, dice: random.Random) -> Iterator[float]:
+    """Durations with the mean and the coefficient of variation of the stage, lognormal."""
+    given = stage.seconds if isinstance(stage.seconds, tuple) else (stage.seconds,)
+    sigma = math.sqrt(math.log1p(stage.cv**2))
+    for number in range(count):
+        mean_s = given[number % len(given)]
+        yield mean_s * dice.lognormvariate(-(sigma**2) / 2, sigma) if sigma else mean_s

@@ -1,0 +1,136 @@
+"""The input of a simulation: sessions with the durations of their stages, and pools of processes that run them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tuna.errors import BadInput
+from tuna.pipeline.policies import PER_PROCESS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: A larger file is none that a person or `tuna simulate` wrote.
+_MAX_FILE_BYTES = 256 << 20
+#: Jobs, rounds, sessions or processes of one entry.
+MAX_COUNT = 10_000_000
+#: Jobs times rounds times steps, of all sessions: their durations must fit into memory.
+_MAX_STAGES = 50_000_000
+_HINT = "docs/scheduling.md shows a scenario with all that it may have"
+
+_Seconds = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+_Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Stage(_Part):
+    """One step of a job's round."""
+
+    step: _Name
+    queue: _Name  #: the processes that can run it
+    seconds: (
+        _Seconds | Annotated[tuple[_Seconds, ...], Field(min_length=1)]
+    )  #: mean, or one for each job and round in order
+    cv: Annotated[float, Field(ge=0, le=10)] = 0.0  #: coefficient of variation; the durations are lognormal
+    fails: _Share = 0.0  #: probability that an attempt fails, after its whole duration
+
+
+class Jobs(_Part):
+    """Jobs of a session that are alike: one solver, the same steps."""
+
+    solver: _Name = "solver"
+    count: _Count = 1
+    rounds: _Count = 1
+    look_ahead: Annotated[int, Field(ge=0, le=1000)] = (
+        0  #: rounds that are proposed without the results of the one before
+    )
+    steps: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  #: how often the model runs each of them
+    best_ms: tuple[
+        _Positive, ...
+    ] = ()  #: best time after each round, the last one after all that follow; empty: not known
+
+
+class SimulatedSession(_Part):
+    """A session."""
+
+    name: str = ""
+    copies: _Count = 1  #: that many such sessions
+    arrives_s: _Seconds = 0.0
+    priority: Annotated[int, Field(ge=0, le=9)] = 0
+    deadline_s: _Seconds | None = None
+    jobs: Annotated[tuple[Jobs, ...], Field(min_length=1)]
+
+
+class Pool(_Part):
+    """Worker processes of one queue."""
+
+    queue: _Name
+    processes: _Count = 1
+    joins_s: _Seconds = 0.0
+    leaves_s: _Seconds | None = None  #: they finish what they run
+    cores: Annotated[int, Field(ge=1)] | None = None  #: with more running processes than that, each is slower
+    slowdown: dict[_Name, Annotated[float, Field(ge=0, lt=1000)]] = Field(
+        default_factory=dict
+    )  #: by step; see `docs/scheduling.md`
+    crashes_every_s: _Positive | None = None  #: mean time of work until a process dies with what it runs
+    restart_s: _Seconds = 10.0  #: until a process that died is live again
+
+
+class Scenario(_Part):
+    """Sessions, pools, and how the coordinator decides."""
+
+    sessions: Annotated[tuple[SimulatedSession, ...], Field(min_length=1)]
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    ahead: Annotated[int, Field(ge=0, le=1000)] = PER_PROCESS  #: chunks that wait for each process, beside what it runs
+    decide_every_s: _Seconds = (
+        0.1  #: shortest time between two decisions of the coordinator; 0: whenever something ends
+    )
+    lease_s: _Seconds = 20.0  #: until the loss of a process is noticed
+    max_attempts: _Count = 3  #: failed attempts at a stage after which its job is errored
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        served = {pool.queue for pool in self.pools if pool.leaves_s is None}
+        stages = 0
+        for session in self.sessions:
+            for jobs in session.jobs:
+                stages += session.copies * jobs.count * jobs.rounds * len(jobs.steps)
+                missing = [stage.queue for stage in jobs.steps if stage.queue not in served]
+                if missing:
+                    raise ValueError(f"no pool that stays serves the queue {missing[0]!r}")
+                names = [stage.step for stage in jobs.steps]
+                if len(set(names)) < len(names):
+                    raise ValueError(f"the steps of a round need distinct names: {', '.join(names)}")
+        if stages > _MAX_STAGES:
+            raise ValueError(f"{stages} stages are more than the {_MAX_STAGES} that a simulation may have")
+        return self
+
+
+def read_scenario(path: Path) -> Scenario:
+    """A scenario from a `.toml` file, or from JSON in any other; raises BadInput."""
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise BadInput(f"{path} has more than {_MAX_FILE_BYTES} bytes.")
+    try:
+        text = path.read_bytes().decode()
+        document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        return Scenario.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{path}: {where + ': ' if where else ''}{first['msg']}.", hint=_HINT) from error
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+        raise BadInput(f"{path} is neither TOML (.toml) nor JSON: {error}.", hint=_HINT) from error
