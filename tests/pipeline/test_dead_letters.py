@@ -102,6 +102,31 @@ def test_results_of_a_library_that_is_missing_wait_for_a_coordinator_that_has_it
     assert second.take_letters() == 0
 
 
+def test_a_report_of_a_missing_library_that_the_database_does_not_take_is_kept_in_parts(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[[], Drain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 17 MiB was taken for an outage of MariaDB, and sent again and again."""
+    (chunk,) = _claim(engine, _other_session(engine))
+    long = {chunk.items[3].job_id: "x" * 4000}
+    results = tuple(
+        Result(job_id=i.job_id, attempt=i.attempt, step=i.step, ok=True, output_tail=long.get(i.job_id, ""))
+        for i in chunk.items
+    )
+    report = Report(kind=ReportKind.FINISHED, chunk=chunk.id, worker="w", results=results)
+    redis_client.xadd("results", {"r": report.model_dump_json()})
+    with pytest.MonkeyPatch.context() as patch:
+        _without(patch, "example")
+        patch.setattr(dead_letters, "fits", lambda _, size_bytes: size_bytes < 2000)
+        make().once()
+    assert len(_letters(engine)) == len(results)
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: LIBRARY)
+    assert make().take_letters() == len(results)
+    assert states(engine) == {"compiled": 9, "new": 1}
+    with reading(engine) as connection:
+        (row,) = connection.execute(sa.select(StepResult.job_id, StepResult.output_tail).where(~StepResult.ok))
+    assert (row.job_id in long, "more than the database takes" in row.output_tail) == (True, True)
+
+
 def test_lost_workers_of_a_library_that_is_missing_are_left_to_a_coordinator_that_has_it(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

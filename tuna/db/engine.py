@@ -22,8 +22,10 @@ _RETRY_CODES = frozenset({1205, 1213})
 #: MySQL's 'disk full' and 'the table is full'.
 _FULL_CODES = frozenset({1021, 1114})
 #: MySQL's 'server shutdown in progress', 'cannot connect' (socket, host), 'has gone away', 'lost connection during query',
-#: 'too many connections' (of all, of this user, of its share) and 'node not ready' (Galera).
-_OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047})
+#: 'too many connections' (of all, of this user, of its share), 'node not ready' (Galera), and 'read only' (twice).
+_OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047, 1290, 1836})
+#: What SQLite says when others write for longer than its timeout.
+_LOCKED = "database is locked"
 
 
 def make_engine(url: str) -> sa.Engine:
@@ -104,9 +106,13 @@ def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """True if the connection was lost or refused: the transaction was rolled back and can be retried later."""
+    """True if the connection was lost or refused, or others held the locks for long: the transaction was rolled back and
+    can be retried later."""
     error = error.__cause__ if isinstance(error, DatabaseError) else error
-    return isinstance(error, DBAPIError) and (error.connection_invalidated or _code(error) in _OUTAGE_CODES)
+    if not isinstance(error, DBAPIError):
+        return False
+    passing = _code(error) in _OUTAGE_CODES | _RETRY_CODES or _LOCKED in str(error.orig)
+    return error.connection_invalidated or passing
 
 
 def _code(error: DBAPIError) -> Any:
@@ -133,7 +139,9 @@ def _translated(engine: sa.Engine) -> Iterator[None]:
 
 
 def _is_full(error: DBAPIError, text: str) -> bool:
-    return _code(error) in _FULL_CODES or "disk is full" in text or "No space left" in text
+    return _code(error) in _FULL_CODES or any(
+        sign in text for sign in ("disk is full", "No space left", "quota exceeded")
+    )
 
 
 def _disk_is_full(engine: sa.Engine) -> bool:
@@ -143,7 +151,7 @@ def _disk_is_full(engine: sa.Engine) -> bool:
 
 
 def _is_unusable(error: DBAPIError, text: str) -> bool:
-    signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write")
+    signs = ("not a database", "malformed", "unable to open", "readonly", "disk I/O error", "attempt to write", _LOCKED)
     codes = _OUTAGE_CODES | {1044, 1045, 1049, 2005}  # access denied (twice), unknown database, unknown host
     return any(sign in text for sign in signs) or _code(error) in codes
 

@@ -10,11 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+import structlog
 
 from tuna.db.models import DeadLetter
 from tuna.db.types import utc_now
 from tuna.libraries.registry import find_library
 from tuna.pipeline.messages import Report
+from tuna.pipeline.winners import fits
+
+log = structlog.get_logger(__name__)
 
 #: Bytes of a malformed report that are kept, and how many such reports: workers must not be able to fill the database.
 KEPT_BYTES, KEPT = 1 << 20, 1000
@@ -45,6 +49,18 @@ def keep(connection: sa.Connection, letters: Iterable[Letter]) -> None:
                 created_at=utc_now(),
             )
         )
+
+
+def fitting(connection: sa.Connection, report: Report) -> list[Report]:
+    """The report in parts that the database takes: of one result each, a failure in the place of one that is too long."""
+    size_bytes = len(report.to_json())
+    if fits(connection, size_bytes):
+        return [report]
+    if len(report.results) > 1:
+        return [part for one in report.parts() if one.results for part in fitting(connection, one)]
+    text = f"The result has {size_bytes} bytes, more than the database takes: set its max_allowed_packet to 256M."
+    log.error("result too long for the database", worker=report.worker, size_bytes=size_bytes)
+    return [report.failed(text)]
 
 
 def for_installed_libraries(connection: sa.Connection, limit: int) -> dict[int, Report]:

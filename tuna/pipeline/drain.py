@@ -261,7 +261,8 @@ class Drain:
                 continue
             accepted[job.id] = self._outcome(job, sane(result), report, now)
         if others:
-            dead_letters.keep(connection, self._for_others(others, {report.chunk: report for _, report in results}))
+            of_chunk = {report.chunk: report for _, report in results}
+            dead_letters.keep(connection, self._for_others(connection, others, of_chunk))
         outcomes = list(accepted.values())
         finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
         write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
@@ -293,13 +294,14 @@ class Drain:
                 self._libraries[session_id] = library
 
     def _for_others(
-        self, results: Mapping[tuple[str, int], list[StepResult]], reports: Mapping[str, Report]
+        self, connection: sa.Connection, others: Mapping[tuple[str, int], list[StepResult]], sent: Mapping[str, Report]
     ) -> Iterator[Letter]:
-        for (chunk, session_id), mine in results.items():
+        for (chunk, session_id), mine in others.items():
             library = self._missing[session_id]
             fault = f"the library {library} is not installed where this was drained"
-            rest = reports[chunk].model_copy(update={"kind": ReportKind.RESULTS, "results": tuple(mine)})
-            yield Letter(fault, rest.to_json(), library, session_id)
+            rest = sent[chunk].model_copy(update={"kind": ReportKind.RESULTS, "results": tuple(mine)})
+            fitting = dead_letters.fitting(connection, rest)
+            yield from (Letter(fault, part.to_json(), library, session_id) for part in fitting)
 
     def _outcome(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
         try:

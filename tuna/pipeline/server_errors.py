@@ -32,8 +32,8 @@ def kind(error: BaseException) -> ErrorKind:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a repetition may succeed: an outage passes, and a full Redis is drained."""
-    return kind(error) is ErrorKind.OUTAGE or redis_client.is_passing(error)
+    """Whether a repetition may succeed: an outage passes, a full Redis is drained, a full disk gets room from its owner."""
+    return kind(error) in (ErrorKind.OUTAGE, ErrorKind.FULL)
 
 
 def words(error: BaseException) -> str:
