@@ -160,7 +160,11 @@ class Settings(BaseSettings):
     member_artifacts_mib: int = Field(
         256, ge=1, description="memory in Redis of the artifacts of one worker that joined with a token"
     )
-    member_reports_mib: int = Field(16, ge=1, description="memory in Redis of its reports that are not yet drained")
+    member_reports_mib: int = Field(
+        32,
+        ge=1,
+        description="memory in Redis of its reports that are not yet drained; 1 MiB more for each of its processes",
+    )
     member_reports: int = Field(10_000, ge=1, description="number of its reports that are not yet drained")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"

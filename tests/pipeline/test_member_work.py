@@ -86,7 +86,7 @@ def test_short_chunks_are_dealt_for_half_a_second_ahead(room: Room, monkeypatch:
     assert len(room.client.hgetall(room.first.key("dealt"))) == 1 + 3
     for _ in range(100):
         pace.finish("m1")
-    assert pace.ahead("m1") == dealer._MOST_AHEAD
+    assert pace.ahead("m1") == dealer.MOST_AHEAD
     monkeypatch.setattr(dealer, "_AHEAD_S", 0.0)
     assert pace.ahead("m1") == 1
 

@@ -23,10 +23,12 @@ from tuna.settings import Settings
 _QUEUE = queue_keys(keys.WORK)
 #: Reports that are read of one member at a time: as many, and no more once they have this many bytes.
 READ_ENTRIES, READ_BYTES = 32, 256 << 10
+#: Chunks that a member has beyond one for each process, at most, and bytes of the message of one.
+MOST_AHEAD, MESSAGE_BYTES = 32, 2 << 20
 #: Bounds of keys that have no setting: fields or entries, bytes, and bytes for each process of the member.
 _MOST = 4096
 _BASE_BYTES = 8 << 20
-_MESSAGE_BYTES = 4 << 20
+_REPORT_BYTES = 1 << 20
 _BEAT_BYTES = 32 << 10
 _MOST_BEAT_BYTES = 1 << 20
 _MOST_BEATS = 32
@@ -146,13 +148,17 @@ class Quotas:
     """What one member may have in Redis."""
 
     artifact_bytes: int
-    report_bytes: int  #: not yet moved
+    report_bytes: int  #: not yet moved; for each process _REPORT_BYTES more
     reports: int  #: not yet moved
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Quotas:
         """Those of these settings."""
         return cls(settings.member_artifacts_mib << 20, settings.member_reports_mib << 20, settings.member_reports)
+
+    def of_reports(self, member: Member) -> tuple[int, int]:
+        """Number and bytes of a member's reports that are not yet moved."""
+        return self.reports, self.report_bytes + _REPORT_BYTES * member.processes
 
 
 class Inbox:
@@ -188,8 +194,10 @@ class Inbox:
 
     def reports(self, members: Sequence[Member]) -> dict[str, list[RawReport]]:
         """The first undrained reports of each member that has any; a bounded number of bounded size."""
-        bounds = [self.quotas.reports, self.quotas.report_bytes, READ_ENTRIES, READ_BYTES]
-        calls: list[_Call] = [([self.key(one.name, "reports")], bounds) for one in members]
+        calls: list[_Call] = [
+            ([self.key(one.name, "reports")], [*self.quotas.of_reports(one), READ_ENTRIES, READ_BYTES])
+            for one in members
+        ]
         found = {}
         for member, (why, *entries) in zip(members, self._run(self._reports, calls), strict=True):
             if why:
@@ -228,10 +236,10 @@ class Inbox:
     def _bounds(self, member: Member) -> list[Any]:
         """Type, number and bytes for each of `keys.all_keys`. Of kombu's own keys each type will do: only it reads them."""
         start = len(keys.prefix(self._namespace, member.name))
-        others = ("", _MOST, _BASE_BYTES + _MESSAGE_BYTES * member.processes)
+        others = ("", _MOST, _BASE_BYTES + MESSAGE_BYTES * (member.processes + MOST_AHEAD))
         known: Mapping[str, tuple[str, int, int]] = {
             "dealt": ("hash", _MOST, _BASE_BYTES),
-            "reports": ("stream", self.quotas.reports, self.quotas.report_bytes),
+            "reports": ("stream", *self.quotas.of_reports(member)),
             "heartbeats": ("hash", _most_beats(member), _beat_bytes(member)),
             "artifacts": ("hash", _MOST_FILES, self.quotas.artifact_bytes),
             "public": ("string", 1, 1 << 16),

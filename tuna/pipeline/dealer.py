@@ -19,7 +19,7 @@ from tuna import celery_internals
 from tuna.artifacts import Artifacts
 from tuna.db.engine import reading
 from tuna.membership import keys
-from tuna.membership.inbox import Inbox
+from tuna.membership.inbox import MESSAGE_BYTES, MOST_AHEAD, Inbox
 from tuna.membership.members import Member
 from tuna.membership.relay import Relay, place_of_member
 from tuna.membership.roster import Roster
@@ -29,8 +29,8 @@ from tuna.pipeline.dealt import Dealt, DealtChunks
 log = structlog.get_logger(__name__)
 
 #: A member has so many chunks more than processes, so that none of these waits for a coordinator; of short chunks as many as it
-#: finished in the last _AHEAD_S, since a coordinator comes by some ten times a second, but at most _MOST_AHEAD.
-_AHEAD, _MOST_AHEAD, _AHEAD_S = 1, 32, 0.5
+#: finished in the last _AHEAD_S, since a coordinator comes by some ten times a second, but at most MOST_AHEAD.
+_AHEAD, _AHEAD_S = 1, 0.5
 #: Shares of a member's quota for the artifacts of the chunks that it has, and of short ones; the rest is for what it makes.
 _INPUTS, _SHORT_INPUTS = 1 / 2, 1 / 4
 #: Chunks that one call deals at most: a coordinator has other things to do.
@@ -66,7 +66,7 @@ class Pace:
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
         self._until: dict[str, float] = {}
-        self._finished: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST_AHEAD))
+        self._finished: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_AHEAD))
 
     def fail(self, worker: str) -> None:
         """A chunk was not done."""
@@ -117,7 +117,7 @@ class Dealer:
         self._is_alone = is_alone
         self._avoided_at: dict[str, float] = {}  # chunks that a member is not to have -> since when
         self._connection: Any = None
-        self._channel: Any = None
+        self._channels: dict[str, Any] = {}  # by queue: a broker closes that of a queue which does not exist
 
     def has_place(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> bool:
         """Whether any member could do more. `dealt`: all chunks that members have."""
@@ -143,7 +143,7 @@ class Dealer:
 
     def close(self) -> None:
         """Close the connection to the broker; another is made when needed."""
-        connection, self._connection, self._channel = self._connection, None, None
+        connection, self._connection, self._channels = self._connection, None, {}
         if connection is not None:
             connection.release()
 
@@ -189,16 +189,13 @@ class Dealer:
         try:
             if self._connection is None:
                 self._connection = self._celery.connection_for_read()
-            if self._channel is None:
-                self._channel = self._connection.channel()
-            return Queue(queue).bind(self._channel).get()
+            if queue not in self._channels:
+                self._channels[queue] = self._connection.channel()
+            return Queue(queue).bind(self._channels[queue]).get()
         except Exception as error:
-            connection = self._connection
-            is_missing = isinstance(error, connection.channel_errors if connection else ()) and "NOT_FOUND" in str(
-                error
-            )
-            self._channel = None
-            if is_missing:
+            self._channels.pop(queue, None)
+            errors = self._connection.channel_errors if self._connection else ()
+            if isinstance(error, errors) and "NOT_FOUND" in str(error):
                 return None
             self.close()
             raise
@@ -231,6 +228,10 @@ class Dealer:
             ends_by=max(now, begins_by) + min(celery_internals.time_limit_s(message), 1e9) + _MARGIN_S,
         )
         queue, entry = celery_internals.queue_entry(message, keys.WORK)
+        if len(entry) > MESSAGE_BYTES:
+            log.warning("chunk not dealt: its message is too large", worker=member.name, chunk=chunk.id)
+            self._pace.fail(member.name)
+            return "requeue"
         outcome = self._dealt.deal(chunk.id, record, queue, entry, files)
         if outcome == "dealt":
             ends.append(record.ends_by)
@@ -240,7 +241,7 @@ class Dealer:
     def _most_bytes(self, member: Member, *, is_short: bool) -> float:
         """Bytes of artifacts that one chunk may bring."""
         quota = self._inbox.quotas.artifact_bytes
-        return quota * _SHORT_INPUTS / _MOST_AHEAD if is_short else quota * _INPUTS / (member.processes + _AHEAD)
+        return quota * _SHORT_INPUTS / MOST_AHEAD if is_short else quota * _INPUTS / (member.processes + _AHEAD)
 
     def _should_avoid(self, member: Member, chunk: _Chunk) -> bool:
         """Whether the chunk failed on this member before and another worker may do it; for a while, since that one may hang."""
