@@ -25,6 +25,7 @@ from tuna.libraries.registry import get_library
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.models import arguments, benchmark, build, importer
 from tuna.models.benchmark import BenchmarkProcess, Place
+from tuna.sandbox.processes import Child
 
 KEY = "loopback"
 X = "x=2,3:float32"
@@ -228,21 +229,12 @@ def test_where_it_runs_must_be_said(type_in: Type, library: Callable[..., Path],
 
 def test_a_held_board_is_waited_for_and_no_longer(library: Callable[..., Path], tracker: Tracker) -> None:
     place = Place(tracker, KEY)
-    given = {"key": KEY, "wait_s": 60, "lease_s": 60, "function": "main", "memory_bytes": None}
     with BenchmarkProcess(place, []) as holder:
-        holder.call("open", tracker=[tracker.host, tracker.port], **given)
+        holder.open("main", 60)
         with pytest.raises(ServiceError, match="No board with the device key 'loopback' became free within 1 s"):
             list(benchmark.measure(Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
     (point,) = benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}])
     assert point.outputs == [[2, 3]]
-
-
-def test_times_of_an_emulated_board_are_marked(type_in: Type, library: Callable[..., Path]) -> None:
-    with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
-        ended = type_in("tuna", "benchmark-model", library(relax_models.static), *on(tracker, "qemu"), "--input", X)
-    assert ended.code == 0, ended
-    (row,) = api.list_benchmarks()
-    assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
 
 
 def test_a_board_that_says_nothing_ends_at_the_deadline(
@@ -264,16 +256,43 @@ def test_a_board_that_answers_rubbish_is_a_service_that_fails(library: Callable[
                 list(benchmark.measure(place, {"a": library(relax_models.static)}, [arguments.parse(X)], [{}]))
 
 
-def test_a_board_that_vanishes_is_a_service_that_fails(library: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"open": {}}, {"load": {"parameters": "x"}}, {"run": {"errors": {}, "outputs": []}}, {"check": {"more": 1}},
+        {"run": {"errors": {"a": float("nan")}, "outputs": []}}, {"time": {"times_ms": {"a": float("inf")}}},
+        {"time": {"times_ms": {"a": 0.0}}}, {"time": {"times_ms": {"b": 1.0}}}, {"time": {"times_ms": ["a"]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_model_or_board_makes_up_is_garbage(
+    monkeypatch: pytest.MonkeyPatch, library: Callable[..., Path], wrong: dict[str, Any]
+) -> None:
+    """A model that is foreign code may write what its process answers."""
+    answers = {
+        "open": {"emulator": ""}, "load": {"parameters": ["x"]}, "check": {}, "run": {"errors": {"a": 0.0}, "outputs": [[2]]},
+        "time": {"times_ms": {"a": 1.0}},
+    }  # fmt: skip
+    monkeypatch.setattr(Child, "call", lambda _self, request, _limit_s: {**answers, **wrong}[request["op"]])
+    models, given = {"a": library(relax_models.static)}, [arguments.parse(X)]
+    with pytest.raises(ServiceError, match="this machine answered with garbage"):
+        list(benchmark.measure(Place(), models, given, [{}]))
+
+
+def test_times_of_an_emulated_board_are_marked_until_it_vanishes(type_in: Type, library: Callable[..., Path]) -> None:
     static = library(relax_models.static)
-    with rpc_servers.board("brief") as tracker, BenchmarkProcess(Place(tracker, "brief"), [static]) as process:
-        given = {"key": "brief", "wait_s": 60, "lease_s": 60, "function": "main", "memory_bytes": None}
-        process.call("open", tracker=[tracker.host, tracker.port], **given)
-        process.call("load", path=str(static), label="a")
-        process.call("run", arguments={"x": ["float32", [2, 3]]}, order=["x"], seed=0)
-        rpc_servers.kill("brief")
-        with pytest.raises(ServiceError, match="The board does not answer any more"):
-            process.call("time", numbers={"a": 1})
+    with rpc_servers.board("qemu", emulator="qemu-aarch64") as tracker:
+        ended = type_in("tuna", "benchmark-model", static, *on(tracker, "qemu"), "--input", X)
+        assert ended.code == 0, ended
+        (row,) = api.list_benchmarks()
+        assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
+        with BenchmarkProcess(Place(tracker, "qemu"), [static]) as process:
+            assert process.open("main", 60) == "qemu-aarch64"
+            process.load("a", static)
+            process.run({"x": ["float32", [2, 3]]}, ["x"], 0)
+            rpc_servers.kill("qemu")
+            with pytest.raises(ServiceError, match="The board does not answer any more"):
+                process.time({"a": 1})
 
 
 def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.repeats import Timing, timing
@@ -53,6 +55,36 @@ class Point:
     emulator: str = ""  #: of the board: its times are no device's
 
 
+class _Answer(BaseModel):
+    """What the child says, which a model or a board may have made up."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Opened(_Answer):
+    emulator: str
+
+
+class _Loaded(_Answer):
+    parameters: list[str]
+
+
+class _Checked(_Answer):
+    pass
+
+
+class _Ran(_Answer):
+    errors: dict[str, Annotated[float, Field(ge=0)]]
+    outputs: list[list[int]]
+
+
+class _Timed(_Answer):
+    times_ms: dict[str, Annotated[float, Field(gt=0)]]
+
+
+_Found = TypeVar("_Found", bound=_Answer)
+
+
 class BenchmarkProcess:
     """A child with one session on the board; ended by `close` or at the end of a `with`, and the board is free again."""
 
@@ -71,19 +103,53 @@ class BenchmarkProcess:
             "tuna.models.benchmark_child", env=child_env(variables), cpus=place.cpus, box=box, cwd=self._home.name
         )
 
-    def call(self, op: str, limit_s: float | None = None, **given: Any) -> dict[str, Any]:
-        """The child's answer. Raises what it refuses, and ServiceError if there is none in time."""
+    def open(self, function: str, lease_s: float) -> str:
+        """Take the board; its emulator, if it has one."""
+        place = self._place
+        tracker = None if place.tracker is None else [place.tracker.host, place.tracker.port]
+        given = {
+            "tracker": tracker,
+            "key": place.device_key,
+            "wait_s": place.wait_s,
+            "memory_bytes": place.memory_bytes,
+        }
+        limit_s = place.wait_s + _START_S
+        return self._call(_Opened, "open", limit_s, **given, lease_s=lease_s, function=function).emulator
+
+    def load(self, label: str, path: Path) -> list[str]:
+        """Load a library as the model `label`; the names of its function's parameters."""
+        return self._call(_Loaded, "load", path=str(path.resolve()), label=label).parameters
+
+    def check(self, tree: Mapping[str, Any], order: Sequence[str]) -> None:
+        """Raise BadInput if inputs as of `arguments.tree` do not fit."""
+        self._call(_Checked, "check", arguments=tree, order=order)
+
+    def run(self, tree: Mapping[str, Any], order: Sequence[str], seed: int) -> _Ran:
+        """Run each model once on inputs as of `arguments.tree`, for parameters with these names."""
+        return self._call(_Ran, "run", arguments=tree, order=order, seed=seed)
+
+    def time(self, numbers: Mapping[str, int]) -> dict[str, float]:
+        """Milliseconds of a run of each model, in turn, as the mean of so many."""
+        found = self._call(_Timed, "time", numbers=numbers).times_ms
+        if found.keys() != numbers.keys():
+            raise ServiceError(f"{self._place} answered with garbage.")
+        return found
+
+    def _call(self, kind: type[_Found], op: str, limit_s: float | None = None, **given: Any) -> _Found:
+        """The child's answer. Raises what it refuses, and ServiceError if there is none in time or it is malformed."""
         limit_s = limit_s or self._place.limit_s
         try:
-            return accepted(self._child.call({"op": op, **given}, limit_s))
+            return kind.model_validate(accepted(self._child.call({"op": op, **given}, limit_s)))
+        except ValidationError as error:
+            raise ServiceError(f"{self._place} answered with garbage.") from error
         except ChildTimeout as error:
             raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
         except ChildFailed as error:
             raise BadInput(f"The models cannot be run on {self._place}: {error}") from error
         except ChildCrashed as error:
             lines = error.tail.strip().splitlines()
-            kind = BadInput if self._place.tracker is None else ServiceError  # here a model itself may crash it
-            raise kind(
+            fault = BadInput if self._place.tracker is None else ServiceError  # here a model itself may crash it
+            raise fault(
                 f"The process that runs models on {self._place} ended: {error}.", hint=lines[-1] if lines else ""
             ) from error
 
@@ -118,33 +184,24 @@ def measure(
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
-    tracker = None if place.tracker is None else [place.tracker.host, place.tracker.port]
     with BenchmarkProcess(place, list(models.values())) as process:
-        opened = process.call(
-            "open",
-            place.wait_s + _START_S,
-            tracker=tracker,
-            key=place.device_key,
-            wait_s=place.wait_s,
-            lease_s=lease_s,
-            function=function,
-            memory_bytes=place.memory_bytes,
-        )
+        emulator = process.open(function, lease_s)
         order: list[str] = []
         for label, path in models.items():
-            loaded = process.call("load", path=str(path.resolve()), label=label)["parameters"]
+            loaded = process.load(label, path)
             order = order or loaded
             if loaded != order:
                 raise BadInput(f"{path.name} takes {_listed(loaded)}, not {_listed(order)}.")
         _check_names(order, given)
         trees = [arguments.tree(given, extents) for extents in points]
         for tree in trees:
-            process.call("check", arguments=tree, order=order)
+            process.check(tree, order)
         for number, (extents, tree) in enumerate(zip(points, trees, strict=True)):
             on_point(number)
-            ran = process.call("run", arguments=tree, order=order, seed=seed)
-            timings = _timings(process, list(models))
-            yield Point(extents, timings, ran["errors"], ran["outputs"], opened["emulator"])
+            ran = process.run(tree, order, seed)
+            if ran.errors.keys() != models.keys():
+                raise ServiceError(f"{place} answered with garbage.")
+            yield Point(extents, _timings(process, list(models)), ran.errors, ran.outputs, emulator)
 
 
 def digest(path: Path) -> str:
@@ -159,9 +216,9 @@ def digest(path: Path) -> str:
 
 
 def _timings(process: BenchmarkProcess, labels: Sequence[str]) -> dict[str, Timing]:
-    once = process.call("time", numbers=dict.fromkeys(labels, 1))["times_ms"]
+    once = process.time(dict.fromkeys(labels, 1))
     numbers = {label: max(1, round(_ROUND_S * 1e3 / max(ms, 1e-3))) for label, ms in once.items()}
-    rounds = [process.call("time", numbers=numbers)["times_ms"] for _ in range(ROUNDS)]
+    rounds = [process.time(numbers) for _ in range(ROUNDS)]
     return {label: timing([found[label] for found in rounds], "wall") for label in labels}
 
 
