@@ -71,6 +71,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
     assert type_in("tuna", "workers", "revoke", member).code == 0
     done = {job for job, step, _ in accepted(engine) if step == "measure"}
     assert not any(member in user for user in admin.acl_users())
+    assert not [key for key in admin.scan_iter() if member.encode() in key]
     assert len(done) < 20, "it was put out too late to show anything"
     assert victim.wait(30) is not None, "a worker that was put out ends by itself"
 
@@ -90,6 +91,7 @@ def test_a_worker_joins_works_and_is_revoked_and_another_does_its_work_again(
         worker.send_signal(signal.SIGTERM)
     assert [worker.wait(30) for worker in (compiler, heir)] == [0, 0]
     assert not any(member in user for user in admin.acl_users())
+    assert not [key for key in admin.scan_iter() if member.encode() in key], "nor has a coordinator written any again"
     log = (tmp_path / "home" / "log").read_text()
     assert "worker revoked" in log
     assert "Exception in thread" not in log

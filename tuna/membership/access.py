@@ -60,9 +60,9 @@ class Access:
         password = hashlib.sha256(password_of(digest).encode()).hexdigest()
         self._make(join_user(self._namespace, token_id), password, self._rules([read, written], _JOIN_COMMANDS))
 
-    def remove(self, user: str) -> None:
-        """Delete a user, which closes its connections."""
-        self._admin.execute_command("ACL DELUSER", user)
+    def remove(self, user: str) -> bool:
+        """Delete a user, which closes its connections; False if there was none."""
+        return bool(self._admin.execute_command("ACL DELUSER", user))
 
     @property
     def rights(self) -> str:

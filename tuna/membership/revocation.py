@@ -85,7 +85,7 @@ class Revocation:
         return self._take(
             worker,
             {
-                "its Redis user": lambda: self._access.remove(self._access.user(worker)),
+                "its Redis user": lambda: self._end_access(worker),
                 "its leases": lambda: self._evict(worker),
                 "its keys": lambda: self._unlink(*keys.all_keys(self._namespace, worker)),
                 "its heartbeats": lambda: self._board.remove_worker(worker),
@@ -128,6 +128,10 @@ class Revocation:
         since = (utc_now() - token.used_at).total_seconds()
         waits = bool(self._client.exists(answer_key(self._namespace, token.id)))
         return since < ANSWER_GRACE_S or (since < ANSWER_TTL_S and waits)
+
+    def _end_access(self, worker: str) -> None:
+        if self._access.remove(self._access.user(worker)):
+            log.warning("worker revoked", worker=worker)
 
     def _unlink(self, *names: str) -> None:
         self._client.unlink(*names)  # freed in the background: a member's keys may be large
