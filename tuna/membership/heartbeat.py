@@ -19,17 +19,14 @@ from typing import Any, Protocol, cast
 
 import redis
 import structlog
+from pydantic import TypeAdapter
 
-from tuna import redis_client
 from tuna.queues import queue_name
 
 log = structlog.get_logger(__name__)
 
 #: Minimum seconds between two heartbeats, however often the current jobs change.
 _MIN_INTERVAL_S = 0.5
-
-
-_TEXTS = ("name", "role", "host", "device", "environment", "place", "aside")
 
 
 @dataclass(frozen=True)
@@ -68,16 +65,10 @@ class WorkerStatus:
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerStatus:
         """The inverse of `to_json`; raises ValueError for anything else."""
-        try:
-            fields = json.loads(text)
-            known = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
-            if not all(isinstance(known[name], str) for name in _TEXTS):
-                raise TypeError("a text is not one")
-            return cls(
-                **{**known, "toolchains": tuple(map(str, known["toolchains"])), "job_ids": tuple(known["job_ids"])}
-            )
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"not a worker status: {error}") from None
+        return _STATUS.validate_json(text)
+
+
+_STATUS = TypeAdapter(WorkerStatus)
 
 
 class Board(Protocol):
@@ -148,10 +139,10 @@ class HeartbeatBoard:
 
     def live(self) -> list[WorkerStatus]:
         """Every worker with a heartbeat within `ttl_s`, by name; invalid entries are skipped."""
-        names = sorted(redis_client.text(name) for name in cast(set[Any], self._client.smembers(self._names_key)))
+        names = sorted(cast(set[bytes], self._client.smembers(self._names_key)))
         if not names:
             return []
-        texts = cast(list[Any], self._client.mget([self._prefix + name for name in names]))
+        texts = cast(list[Any], self._client.mget([self._prefix.encode() + name for name in names]))
         # Expired; a worker whose heartbeat arrives just now is added again by its next one.
         gone = [name for name, text in zip(names, texts, strict=True) if text is None]
         if gone:
@@ -233,9 +224,9 @@ class HeartbeatSender:
             log.debug("heartbeat failed", error=str(error))
 
 
-def _read(name: str, text: bytes | str) -> WorkerStatus | None:
+def _read(name: bytes, text: bytes) -> WorkerStatus | None:
     try:
         found = WorkerStatus.from_json(text)
     except ValueError:
         return None
-    return found if found.name == name else None
+    return found if found.name.encode() == name else None
