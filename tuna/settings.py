@@ -165,7 +165,9 @@ class Settings(BaseSettings):
         ge=1,
         description="memory in Redis of its reports that are not yet drained; 1 MiB more for each of its processes",
     )
-    member_reports: int = Field(10_000, ge=1, description="number of its reports that are not yet drained")
+    member_reports: int = Field(
+        10_000, ge=1, description="number of its reports that are not yet drained; 500 more for each of its processes"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "WARNING", description="level of the log on stderr"
     )

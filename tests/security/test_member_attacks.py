@@ -338,7 +338,7 @@ def test_quotas_of_reports(site: Site, hostile: MemberDouble, monkeypatch: pytes
     site.turn()
     assert site.faults() == 1
     with hostile.client.pipeline(transaction=False) as pipe:
-        for _ in range(1001):
+        for _ in range(1501):
             pipe.execute_command("XADD", hostile.key("reports"), "*", "r", "x")
         pipe.execute()
     site.turn()

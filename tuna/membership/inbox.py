@@ -28,7 +28,8 @@ MOST_AHEAD, MESSAGE_BYTES = 32, 2 << 20
 #: Bounds of keys that have no setting: fields or entries, bytes, and bytes for each process of the member.
 _MOST = 4096
 _BASE_BYTES = 8 << 20
-_REPORT_BYTES = 1 << 20
+#: Reports of one process beyond the settings, and their bytes: those of a chunk that reports five times a second.
+_MORE_REPORTS, _REPORT_BYTES = 500, 1 << 20
 _BEAT_BYTES = 32 << 10
 _MOST_BEAT_BYTES = 1 << 20
 _MOST_BEATS = 32
@@ -149,7 +150,7 @@ class Quotas:
 
     artifact_bytes: int
     report_bytes: int  #: not yet moved; for each process _REPORT_BYTES more
-    reports: int  #: not yet moved
+    reports: int  #: not yet moved; for each process _MORE_REPORTS more
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Quotas:
@@ -158,7 +159,7 @@ class Quotas:
 
     def of_reports(self, member: Member) -> tuple[int, int]:
         """Number and bytes of a member's reports that are not yet moved."""
-        return self.reports, self.report_bytes + _REPORT_BYTES * member.processes
+        return self.reports + _MORE_REPORTS * member.processes, self.report_bytes + _REPORT_BYTES * member.processes
 
 
 class Inbox:

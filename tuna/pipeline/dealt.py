@@ -70,7 +70,8 @@ end
 """
 )
 # The same KEYS, then the member's reports, and results.
-# ARGV: chunk, member, bytes, entry, kind, text, results, most reports, most results, lease in ms
+# ARGV: chunk, member, bytes, entry, kind, text, results, most reports, most results, lease in ms,
+# whether it was dealt to the member and is not known to have ended
 _MOVE = (
     NOW
     + "local bytes = ARGV[3]\n"
@@ -79,7 +80,8 @@ _MOVE = (
 local chunk, member = ARGV[1], ARGV[2]
 if redis.pcall('XDEL', KEYS[8], ARGV[4]) ~= 1 then return 'gone' end -- another coordinator was first, or the member
 local mine = held(chunk, member)
-if not mine and not redis.call('ZSCORE', KEYS[5], member .. ':' .. chunk) then return 'not dealt to it' end
+local was = ARGV[11] == '1' or redis.call('ZSCORE', KEYS[5], member .. ':' .. chunk)
+if not mine and not was then return 'not dealt to it' end
 local reports = redis.call('HINCRBY', KEYS[4], chunk .. '/reports', 1)
 if not mine then return reports < {_LATE_REPORTS} and 'late' or 'too many about one chunk' end
 if ARGV[5] == 'lost' then
@@ -221,7 +223,7 @@ class DealtChunks:
         items = record.items if record else 0
         names = [*self._keys(worker), self._inbox.key(worker, "reports"), self._leases.results_key]
         most = [_REPEATS * items + _MORE_REPORTS, _REPEATS * items]
-        args = [*self._whose(chunk, worker), entry, kind, text, results, *most, self._lease_ms]
+        args = [*self._whose(chunk, worker), entry, kind, text, results, *most, self._lease_ms, int(record is not None)]
         outcome = redis_client.text(self._move(keys=names, args=args))
         return Outcome(outcome == "moved", "" if outcome in ("moved", "gone", "late") else outcome)
 
