@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -22,7 +24,13 @@ import stepped_clock
 from fault_library import DEAD, LOG
 from shared_data import need
 
+from tuna.db import sessions
+from tuna.db.engine import make_engine, reading
+from tuna.db.types import utc_now
 from tuna.embedded_redis import program
+from tuna.errors import DatabaseError, ServiceError
+from tuna.membership import members
+from tuna.membership.gate import Gate
 from tuna.testing.servers import find, install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 
@@ -30,6 +38,7 @@ LEASE_S = 2.0
 _START_S = 30.0
 _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
+_TOKENS = 20
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,7 +49,8 @@ class ClusterError(AssertionError):
 class Cluster:
     """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, joined: Sequence[str] = ()) -> None:
+        """`joined`: those of the workers that know a token and nothing else of the cluster."""
         need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
         self.folder = folder
         self.log = folder / "ran"  #: the library's log
@@ -51,6 +61,8 @@ class Cluster:
         self._due: set[str] = set()  # to be started once Redis and MariaDB are reachable
         self._artifacts = folder / "artifacts"
         self._snapshot = folder / "redis" / "dump.rdb"
+        self._joined = joined
+        self._tokens: dict[str, list[str]] = {}
         self._homes = {name: folder / f"home-{name}" for name in _WORKERS}
         self.db_url = f"mysql+pymysql://root@{self._address}:3306/tuna"
         self.env = {
@@ -227,6 +239,23 @@ class Cluster:
         """Shift the wall clock of a worker."""
         self._clock(name).write_text(str(seconds))
 
+    def revoke(self, name: str) -> bool:
+        """Revoke the member that is now the worker `name`, and kill what is left of it; False if it has not joined yet."""
+        since = utc_now() - timedelta(seconds=self.age_s(name))
+        try:
+            with reading(make_engine(self.db_url)) as connection:
+                mine = [one for one in members.members(connection) if one.role == name and one.joined_at >= since]
+        except DatabaseError:  # the server is away
+            return False
+        if not mine:
+            return False
+        words = [sys.executable, "-m", "tuna", "workers", "revoke", mine[0].name]
+        revoked = subprocess.run(words, env=self.env, cwd=self.folder, capture_output=True, text=True)
+        if revoked.returncode not in (0, ServiceError.exit_code, DatabaseError.exit_code):  # a server may be away, too
+            raise ClusterError(f"revoke ended with {revoked.returncode}: {revoked.stderr}")
+        self.kill(name)
+        return True
+
     def rotate_key(self) -> None:
         """Begin `tuna key rotate`, as the process `rotation`."""
         self._spawn("rotation", [sys.executable, "-m", "tuna", "key", "rotate"])
@@ -251,17 +280,35 @@ class Cluster:
     def _spawn(self, name: str, command: list[str]) -> None:
         self._started_at[name] = time.monotonic()
         home = {"TUNA_HOME": str(self._homes[name])} if name in self._homes else {}
+        env = {**self.env, **home, stepped_clock.CLOCK: str(self._clock(name))}
+        if name in self._joined:
+            for variable in ("TUNA_DB_URL", "TUNA_BROKER_URL", "TUNA_ARTIFACTS_URL", "TUNA_LEASE_S"):
+                del env[variable]
+            env["TUNA_JOIN"] = self._token(name)
         with open(self.folder / "logs" / f"{name}.log", "ab") as log:
             self._running[name] = psutil.Popen(
-                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                env={**self.env, **home, stepped_clock.CLOCK: str(self._clock(name))},
+                killed_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=env,
             )  # fmt: skip
 
     def _program(self, name: str) -> list[str]:
         if name == "coordinator":
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
+        if name in self._joined:
+            return [sys.executable, "-m", "tuna", "worker", name]
         words = worker_command(WorkerSpec(name))  # as `tuna worker` does
         return [sys.executable, stepped_clock.__file__, *words[words.index("celery") :]]
+
+    def _token(self, role: str) -> str:
+        """The next token for a worker; all are made before the first fault, for they need both servers."""
+        if role not in self._tokens:
+            engine = make_engine(self.db_url)
+            with reading(engine) as connection:
+                namespace = sessions.namespace(connection)
+            gate = Gate(engine, self._redis(), namespace, LEASE_S, lambda _: [])
+            url = self.env["TUNA_BROKER_URL"]
+            self._tokens[role] = [gate.create_token(role, 3600, url).full() for _ in range(_TOKENS)]  # type: ignore[arg-type]
+            engine.dispose()
+        return self._tokens[role].pop()
 
     def _redis(self) -> redis.Redis:
         return redis.Redis(self._address, socket_timeout=5)

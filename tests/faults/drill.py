@@ -27,6 +27,7 @@ _SLEEP_S = 0.003
 _BEGIN_S = 30.0
 _RECOVERY_S = 7.0
 _STARTING_S = 10.0
+_JOIN_S = 20.0
 _POLL_S = 0.05
 _SOME_ITEMS = 20
 _END_S = 90.0
@@ -55,17 +56,22 @@ def repeat(seed: int) -> str:
     return f"scripts/bench faults --first-seed {seed} --seeds 1 --json"
 
 
-def run(seed: int, folder: Path, job_count: int = 2000, faults: Sequence[Fault] = ()) -> Report:
-    """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept."""
+def run(
+    seed: int, folder: Path, job_count: int = 2000, faults: Sequence[Fault] = (), joined: Sequence[str] = ()
+) -> Report:
+    """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
+
+    `joined`: those of the workers that join with a token, and are behind the gate.
+    """
     report = Report(seed, job_count)
     began = time.monotonic()
-    with Cluster(folder) as cluster:
+    with Cluster(folder, joined) as cluster:
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)
             for name in ("compile", "eval", "coordinator"):
                 cluster.start(name)
-            _Drill(cluster, report).work_through(faults or plan(seed, LEASE_S))
+            _Drill(cluster, report).work_through(faults or plan(seed, LEASE_S, joined))
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
             report.objections += history.objections(seen)
@@ -120,10 +126,12 @@ class _Drill:
             Kind.ARTIFACTS_FULL: self._fill_artifacts,
             Kind.DISK_FULL: self._fill_home,
             Kind.DEVICE_DEAD: lambda fault: cluster.kill_device(),
+            Kind.REVOKE: self._revoke,
             Kind.KEY_ROTATION: lambda fault: cluster.rotate_key(),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
         }
         self._end: dict[Kind, Callable[[Fault], object]] = {
+            Kind.REVOKE: lambda fault: cluster.is_alive(fault.target) or cluster.start(fault.target),
             Kind.PAUSE: lambda fault: cluster.signal(fault.target, signal.SIGCONT),
             Kind.REDIS_REFUSES: lambda fault: cluster.accept_writes(fault.error),
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
@@ -201,6 +209,10 @@ class _Drill:
     def _kill_child(self, fault: Fault) -> None:
         if not self._wait(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
             self._report.happened[-1] += " (there was none)"
+
+    def _revoke(self, fault: Fault) -> None:
+        if not self._wait(_JOIN_S, lambda: self._cluster.revoke(fault.target)):
+            self._report.happened[-1] += " (it had not joined)"
 
     def _fill_artifacts(self, _: Fault) -> None:
         if not self._cluster.fill_artifacts():

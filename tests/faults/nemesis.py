@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,6 +22,7 @@ class Kind(str, Enum):
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
     DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
     DEVICE_DEAD = "device_dead"  #: what the eval worker measures on fails each time, and does not answer
+    REVOKE = "revoke"  #: `tuna workers revoke` of a member, which is killed; at its end another one joins in its place
     KEY_ROTATION = "key_rotation"  #: `tuna key rotate`, which is killed at its end unless it has ended
     CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour
 
@@ -50,8 +52,11 @@ _LONGEST_GAP_S = 1.0
 _OVERLAP_SHARE = 0.3
 
 
-def plan(seed: int, lease_s: float) -> list[Fault]:
-    """The faults of a seed in order of begin: each kind at least once, one of them twice."""
+def plan(seed: int, lease_s: float, joined: Collection[str] = ()) -> list[Fault]:
+    """The faults of a seed in order of begin: each kind at least once, one of them twice.
+
+    `joined`: those of the workers that are members, each of which is revoked twice.
+    """
     rng = random.Random(seed)
     faults = [
         (Kind.KILL_CHILD, rng.choice(_WORKERS)),
@@ -69,6 +74,7 @@ def plan(seed: int, lease_s: float) -> list[Fault]:
         (Kind.KEY_ROTATION, "rotation"),
     ]
     faults.append(rng.choice([*faults, (Kind.PAUSE, "coordinator")]))
+    faults += [(Kind.REVOKE, target) for target in joined for _ in range(2)]
     rng.shuffle(faults)
     return [
         Fault(

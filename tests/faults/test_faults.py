@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import drill
@@ -19,6 +19,17 @@ def test_a_session_survives_the_faults_of_a_seed(
     knows_machine(tmp_path / "home")
     report = drill.run(seed, tmp_path)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened, f"repeat: {drill.repeat(seed)}"])
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("seed", range(1, DRILLS + 1))
+@pytest.mark.parametrize("joined", [("compile",), ("eval",), ("compile", "eval")], ids="-".join)
+def test_a_session_survives_them_with_members_of_which_some_are_revoked(
+    joined: Sequence[str], seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    report = drill.run(seed, tmp_path, joined=joined)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
 
 
 @pytest.mark.drill(only=True)

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between the first SIGTERM (warm shutdown) and the second (cold).
 _COLD_SHUTDOWN_S = 1.0
+#: Seconds for which Redis refuses its user after which a worker takes itself for revoked.
+_REFUSED_S = 15.0
 
 
 class ControlListener:
@@ -54,7 +56,7 @@ class ControlListener:
                 refused_at = math.inf
             except redis.AuthenticationError:
                 refused_at = min(refused_at, time.monotonic())
-                if time.monotonic() - refused_at < self._settings.lease_s / 2:
+                if time.monotonic() - refused_at < min(_REFUSED_S, 4 * self._settings.lease_s):
                     continue  # a Redis that was restarted has no users until a coordinator makes them again
                 log.error("worker revoked", reason="its Redis user was deleted")
                 self._leave()
