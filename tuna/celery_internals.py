@@ -17,14 +17,10 @@ from typing import Any
 #: major.minor of the packages in which the above was read.
 READ_IN = {"celery": "5.7", "kombu": "5.7"}
 
-#: Keys of kombu's Redis transport (`Channel.unacked_key`, ...) that every consumer of a database shares.
-SHARED_BROKER_KEYS = ("unacked", "unacked_index", "unacked_mutex", "_kombu.binding_deadlines")
 #: `Channel.keyprefix_queue` and `.keyprefix_binding_permanent`.
 _BINDINGS = ("_kombu.binding.%s", "_kombu.binding_permanent.%s")
 #: `Channel.sep` and `Channel.priority_steps` but the first, which has no suffix.
 _PRIORITY_SEPARATOR, _PRIORITIES = "\x06\x16", (3, 6, 9)
-#: Exchange of Celery's events, on which each worker announces itself.
-_EVENTS = "celeryev"
 
 
 def queue_keys(queue: str) -> list[str]:
@@ -32,17 +28,11 @@ def queue_keys(queue: str) -> list[str]:
     return [queue, *(f"{queue}{_PRIORITY_SEPARATOR}{n}" for n in _PRIORITIES)]
 
 
-def broker_keys(queues: Iterable[str]) -> list[str]:
-    """The Redis keys that a consumer of `queues` touches."""
-    queues = list(queues)
-    keys = [name for queue in queues for name in queue_keys(queue)]
-    keys += [binding % queue for queue in [*queues, _EVENTS] for binding in _BINDINGS]
-    return [*keys, *SHARED_BROKER_KEYS]
-
-
 def member_broker_keys(queue: str) -> list[str]:
-    """The same, without the prefix, of a member: with `member_broker_settings`, and `--without-heartbeat` and the like, so
-    that Celery publishes no events, which needs a channel."""
+    """The Redis keys, without their prefix, that a member touches as the consumer of `queue`.
+
+    With `member_broker_settings`, and without Celery's gossip, mingle and heartbeat, which need a channel.
+    """
     return [*queue_keys(queue), *(binding % queue for binding in _BINDINGS)]
 
 

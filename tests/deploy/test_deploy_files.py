@@ -40,7 +40,7 @@ from deploy_files import (
 )
 from shared_data import need
 
-from tuna.celery_internals import broker_keys
+from tuna.celery_internals import queue_keys
 from tuna.cli.main import tuna
 from tuna.libraries.tvm import environment
 from tuna.pipeline import policies, publisher
@@ -199,7 +199,7 @@ def test_the_scaled_queue_has_the_names_that_tuna_and_kombu_give() -> None:
     name = queue_name(False, environment.toolchain_of(version), "")
     lists = {trigger["listName"] for trigger in triggers}
     assert lists == {name, f"{name}\x06\x16{publisher._ORDINARY}"}
-    assert lists < set(broker_keys([name]))
+    assert lists < set(queue_keys(name))
     assert all(int(trigger["listLength"]) < policies.PER_PROCESS for trigger in triggers), "it could never scale up"
 
 
