@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-import stamina
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
@@ -102,6 +101,8 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 def retrying() -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Retry after a MySQL deadlock: `for attempt in retrying(): with attempt, writing(engine) as connection: ...`."""
+    import stamina  # half as long to import as SQLAlchemy, and commands that only read need it not
+
     return iter(stamina.retry_context(on=_is_deadlock, attempts=10, timeout=60, wait_initial=0.02, wait_max=1.0))
 
 
