@@ -51,7 +51,8 @@ class _Simulation:
         self._lines: dict[int, list[Line]] = {}  #: of sessions that arrived and have open jobs
         self._times = StageTimes()
         self._predicted_s: dict[StageKind, float] = {}
-        self._predicted_version = -1
+        self._left_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._predicted_version = -1  #: of the predictions that the two were made of
         self._served: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], int] = defaultdict(int)
         self._errors: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
@@ -156,9 +157,12 @@ class _Simulation:
         if job.dead:
             return
         line.left[item.stage] -= 1
+        kind = line.kinds[item.stage]
+        if kind in self._predicted_s:
+            self._left_s[line.session_id, kind.queue] -= self._predicted_s[kind]
         before = job.finished
         for following in job.end(item, self._now_s):
-            self._open(following, line.kinds[item.stage].queue)
+            self._open(following, kind.queue)
         if job.finished > before:
             session.measured(line, before, job.finished, self._now_s)
         if job.done:
@@ -181,6 +185,7 @@ class _Simulation:
             self._open(item)
         else:
             job.drop()
+            self._predicted_version = -1
             session.errored += 1
             self._close(session, line)
 
@@ -191,6 +196,7 @@ class _Simulation:
         session.ended_s = self._now_s
         if not any(one.open_jobs for one in session.lines):
             self._lines.pop(session.session_id, None)
+            self._predicted_version = -1
 
     # Processes.
 
@@ -286,19 +292,7 @@ class _Simulation:
                     self._offered[id(step)] = group
                     open_steps.append(step)
         if self._predicted_version != self._times.version:
-            self._predicted_version = self._times.version
-            self._predicted_s = {
-                kind: prediction.seconds
-                for lines in self._lines.values()
-                for line in lines
-                for kind in line.kinds
-                if (prediction := self._times.predict(kind))
-            }
-        left_s: dict[tuple[int, str], float] = defaultdict(float)
-        for session_id, lines in self._lines.items():
-            for line in lines:
-                for kind, left in zip(line.kinds, line.left, strict=True):
-                    left_s[session_id, kind.queue] += left * self._predicted_s.get(kind, 0.0)
+            self._predict()
         return Snapshot(
             open=open_steps,
             waiting={name: queue.occupied for name, queue in self._queues.items()},
@@ -309,9 +303,20 @@ class _Simulation:
             served=self._served,
             in_flight=self._in_flight,
             deadline_s=self._deadline_s,
-            left_s=left_s,
+            left_s=self._left_s,
             predicted_s=self._predicted_s,
         )
+
+    def _predict(self) -> None:
+        """Predict all that is left anew; while predictions do not change, what ends is subtracted."""
+        self._predicted_version = self._times.version
+        self._predicted_s, self._left_s = {}, defaultdict(float)
+        for session_id, lines in self._lines.items():
+            for line in lines:
+                for kind, left in zip(line.kinds, line.left, strict=True):
+                    if prediction := self._times.predict(kind):
+                        self._predicted_s[kind] = prediction.seconds
+                        self._left_s[session_id, kind.queue] += left * prediction.seconds
 
     def _publish(self, shares: Iterable[Share]) -> bool:
         """Whether some of it was dropped, since its job has errored."""
