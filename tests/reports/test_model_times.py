@@ -72,6 +72,7 @@ def test_a_report_has_the_runs_of_models_with_its_layers(
         [row("net.so", 2.5, model_id=model), row("<b>.so", 10.0, error=None, noisy=True)],
     )
     benchmarks.store(build.connection, benchmarks.new_run(), [row("stranger.so", 1.0)])
+    assert [one.label for one in benchmarks.of_models(build.connection, [model])] == ["net.so", "<b>.so"]
     figures = read_figures(build.connection, session)
     assert [(one.name, one.first) for one in figures.models] == [
         (f"net.so (net@{'a' * 12})", "net.so"),

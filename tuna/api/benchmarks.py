@@ -114,7 +114,7 @@ def benchmark_model(
 
 
 def list_benchmarks(model: str | None = None) -> list[ModelTime]:
-    """The times of whole models, of the imports `NAME` or `NAME@VERSION` or of all, the latest last. Raises NotFound."""
+    """The times of whole models, or of runs with the imports `NAME` or `NAME@VERSION`, the latest last. Raises NotFound."""
     from tuna.db import benchmarks, networks
     from tuna.db.database import open_database
     from tuna.db.engine import reading

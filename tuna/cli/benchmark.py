@@ -87,7 +87,7 @@ def benchmark_model(
 @click.argument("name", required=False)
 @options.as_json
 def benchmarks(name: str | None, as_json: bool) -> None:
-    """List times of whole models, of the import NAME or of all."""
+    """List times of whole models, or of NAME and what was timed in turn with it."""
     found = api.list_benchmarks(name)
     if as_json:
         print_json([row.as_json() for row in found])

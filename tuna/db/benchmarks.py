@@ -108,8 +108,8 @@ def of_run(connection: sa.Connection, run: str) -> list[ModelTime]:
 
 
 def of_models(connection: sa.Connection, model_ids: Sequence[int] | None = None) -> list[ModelTime]:
-    """The latest rows, of these imports or of all models, in the order of their measurement."""
-    return _read(connection, *([] if model_ids is None else [Benchmark.model_id.in_(model_ids)]))
+    """The latest rows of all runs, or of those in which one of these imports took part, in the order of their measurement."""
+    return _read(connection) if model_ids is None else _with(connection, Benchmark.model_id.in_(model_ids))
 
 
 def of_session(connection: sa.Connection, session_id: int) -> list[ModelTime]:
@@ -119,8 +119,12 @@ def of_session(connection: sa.Connection, session_id: int) -> list[ModelTime]:
         .join(FindDb, FindDb.config_id == ModelConfig.config_id)
         .where(FindDb.session_id == session_id)
     )
-    runs = sa.select(Benchmark.run).where(Benchmark.model_id.in_(models))
-    return _read(connection, Benchmark.run.in_(runs))
+    return _with(connection, Benchmark.model_id.in_(models))
+
+
+def _with(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[ModelTime]:
+    """The latest rows of runs that have a row for which the condition holds."""
+    return _read(connection, Benchmark.run.in_(sa.select(Benchmark.run).where(condition)))
 
 
 def _read(
