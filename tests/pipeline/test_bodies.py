@@ -89,7 +89,7 @@ def session_id(engine: sa.Engine) -> int:
 def store(engine: sa.Engine, tuna_home: Path) -> Artifacts:
     """The store as workers see it: signed with the installation's secret."""
     with reading(engine) as connection:
-        return Artifacts.from_settings(get_settings(), "", sessions.secret(connection))
+        return Artifacts.from_settings(get_settings(), "", sessions.artifact_keys(connection, get_settings()))
 
 
 @pytest.fixture()
