@@ -20,7 +20,7 @@ from tuna.libraries.candidates import DeviceGone
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
 from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest, DeviceHeld
-from tuna.libraries.tvm import boards
+from tuna.libraries.tvm import boards, targets
 from tuna.libraries.tvm.library import TvmLibrary
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
 from tuna.settings import get_settings
@@ -52,9 +52,9 @@ class BoardTvmLibrary(TvmLibrary):
     def environment(self) -> Environment:
         """That of a board, which is asked once."""
         if self._environment is None:
-            self._environment = boards.environment_of(
-                boards.ask(self._boards), get_settings().tvm_target, self._boards.key
-            )
+            text = get_settings().tvm_target
+            target = targets.parse(text) if text else None
+            self._environment = boards.environment_of(boards.ask(self._boards), target, self._boards.key)
         return self._environment
 
     def own_device(self) -> DeviceHandle:
@@ -123,7 +123,7 @@ class BoardTvmLibrary(TvmLibrary):
     def _compare(self, facts: Mapping[str, Any]) -> None:
         """Raise DeviceGone for a board that is not of this environment."""
         wanted = self.environment()
-        here = boards.environment_of(facts, wanted.target, self._boards.key)
+        here = boards.environment_of(facts, targets.parse(wanted.target), self._boards.key)
         if here.machine_key != wanted.machine_key:
             names = ("device", "arch", "num_cu", "flags")
             other = [f"{name} {getattr(here, name)}" for name in names if getattr(here, name) != getattr(wanted, name)]

@@ -58,7 +58,7 @@ class Boards:
             except ServiceError as error:
                 if ending():
                     raise DeviceGone("this worker is ending") from None
-                if left_s <= _SLICE_S:
+                if left_s <= _SLICE_S or isinstance(error.__cause__, OSError):  # nobody listens there
                     raise DeviceGone(str(error)) from error
                 time.sleep(_PAUSE_S)
 
@@ -69,12 +69,12 @@ def open_request(place: Place, session_s: float) -> dict[str, Any]:
     return {"op": "open", **found, "session_s": session_s}
 
 
-def environment_of(facts: Mapping[str, Any], target_text: str, key: str) -> Environment:
-    """The environment of a board by what it says of itself, for a target; an empty one: the board's own.
+def environment_of(facts: Mapping[str, Any], target: Mapping[str, Any] | None, key: str) -> Environment:
+    """The environment of a board by what it says of itself, for a target; None: the board's own.
 
-    Raises BadInput for a target that is none, or that the board cannot run.
+    Raises BadInput for a target that the board cannot run.
     """
-    target = targets.parse(target_text) if target_text else _own_target(facts)
+    target = target or _own_target(facts)
     flags = {"device_key": key, "cpu": str(facts["cpu"]), "runtime": f"llvm-{facts['llvm']}"}
     if facts["emulator"]:
         flags["emulator"] = str(facts["emulator"])
@@ -109,21 +109,20 @@ def environment_by_hand(facts: Mapping[str, str]) -> Environment:
     """The environment of a board that a tracker has, or that a target alone describes; raises BadInput, LibraryMissing."""
     text, address, key = (facts.get(name, "") for name in ("target", "tvm_tracker", "device_key"))
     if address or key:
-        boards = Boards.at(address, key)
-        if text:
-            targets.parse(text)  # before a board is waited for
-        return environment_of(ask(boards), text, key)
+        boards, wanted = Boards.at(address, key), targets.parse(text) if text else None
+        return environment_of(ask(boards), wanted, key)
     target = targets.parse(text)
     alone = {"cpu": "", "triple": "", "threads": 1, "llvm": 0, "emulator": "", "model": targets.triple(target)}
-    return environment_of(alone, text, "")
+    return environment_of(alone, target, "")
 
 
 def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """What a free board says of itself; raises LibraryMissing where there is none."""
     child = Child(CHILD, env=child_env({"TVM_NUM_THREADS": "1"}), box=Box(network=True))
     try:
+        child.call({"op": "close"}, START_S, ending)  # its start: a board that was given does not wait so long
         request = open_request(boards.free(_FIRST_WAIT_S, ending), _FIRST_WAIT_S)
-        return child.call(request, START_S + HANDSHAKE_S, ending)
+        return child.call(request, HANDSHAKE_S, ending)
     except (*CHILD_FAULTS, ChildCancelled, DeviceGone) as error:
         text = f"No board with the key {boards.key} can be used: {words(error)}"
         hint = f"see what the tracker has: python -m tvm.exec.query_rpc_tracker --host {boards.tracker.host}"
