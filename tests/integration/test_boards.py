@@ -119,8 +119,8 @@ def test_a_killed_board_loses_nothing_and_is_used_again(shell: Shell) -> None:
     time.sleep(max(0.0, 20 - (time.monotonic() - killed_at)))
     shell.server(tracker, first)
     assert enqueue.wait(400) == 0
-    (session,) = json.loads(shell.run("tuna", "status", "--json"))["sessions"]
-    assert set(session["states"]) <= {"evaluated"}, session
+    (session,) = json.loads(shell.run("tuna", "status", "--json"))
+    assert set(session["jobs"]) == {"evaluated"}, session
     wait_until(lambda: all(one["state"] == "idle" for one in workers(shell)), 120, "both workers are back")
     started = time.monotonic()
     on_boards.send_signal(signal.SIGTERM)
