@@ -58,7 +58,7 @@ class Boards:
             except ServiceError as error:
                 if ending():
                     raise DeviceGone("this worker is ending") from None
-                if left_s <= _SLICE_S or isinstance(error.__cause__, OSError):  # nobody listens there
+                if left_s <= _SLICE_S or isinstance(error.__cause__, OSError):  # no tracker listens there
                     raise DeviceGone(str(error)) from error
                 time.sleep(_PAUSE_S)
 
