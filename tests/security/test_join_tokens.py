@@ -81,12 +81,30 @@ def test_a_request_that_is_too_long_uses_its_token_up(site: Site, monkeypatch: p
         client.set(request_key(site.namespace, token.id), "x")
 
 
-def test_what_a_token_writes_as_its_own_answer_goes_at_once(site: Site) -> None:
-    """M6: 120 MB in the key of the answer, which no coordinator had written, stayed."""
+@pytest.mark.parametrize("expiry_s", [None, 61, 10**9])
+def test_what_a_token_writes_as_its_own_answer_goes_at_once(site: Site, expiry_s: int | None) -> None:
+    """M6: what no coordinator had written in the key of the answer stayed."""
     token = site.token()
-    site.of_token(token).set(answer_key(site.namespace, token.id), b"x" * 1_000_000)
+    key = answer_key(site.namespace, token.id)
+    site.of_token(token).set(key, "x", ex=expiry_s)
     site.gate.tick()
-    assert site.admin.keys(answer_key(site.namespace, token.id).replace("{", "[{]")) == []
+    assert not site.admin.exists(key)
+    assert site.while_ticking(lambda: join(token.full(), "compile", COMPILER, 10))
+
+
+@pytest.mark.parametrize("expiry_s", [None, 60])
+def test_a_token_that_fills_its_answer_is_used_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch, expiry_s: int | None
+) -> None:
+    """M6: 120 MB in the key of the answer."""
+    token = site.token()
+    client = site.of_token(token)
+    client.set(answer_key(site.namespace, token.id), b"x" * (MAX_REQUEST_BYTES + 1), ex=expiry_s)
+    site.gate.tick()
+    assert b"the token is used up" in client.getdel(answer_key(site.namespace, token.id))
+    monkeypatch.setattr(revocation, "ANSWER_GRACE_S", 0.0)
+    site.gate.tick()
+    assert site.left(token.id) == []
 
 
 @pytest.mark.parametrize("how", ["expired", "revoked", "used"])
@@ -125,6 +143,16 @@ def test_the_user_of_a_used_token_stays_no_longer_than_its_answer(site: Site, mo
             connection.execute(sa.update(Token).values(used_at=utc_now() - timedelta(seconds=age_s)))
         site.gate.tick()
         assert bool(site.left(token.id)) is there
+
+
+@pytest.mark.parametrize("name", [request_key, answer_key])
+def test_the_user_of_a_used_token_that_fills_redis_goes_at_once(site: Site, name: Callable[[str, str], str]) -> None:
+    token = site.token()
+    client = site.of_token(token)
+    site.while_ticking(lambda: join(token.full(), "compile", COMPILER, 10))
+    client.set(name(site.namespace, token.id), b"x" * (MAX_REQUEST_BYTES + 1))
+    site.gate.tick()
+    assert site.left(token.id) == []
 
 
 def test_a_coordinator_without_rights_uses_no_token_up(site: Site) -> None:

@@ -182,7 +182,7 @@ def _page(build: DatabaseBuilder, session: int, text: str) -> str:
         sa.update(models.Environment).values(flags={text: text}, device=text),
         sa.update(models.Config).values(label=text),
         sa.update(models.Solver).where(models.Solver.id == 1).values(name=text),
-        sa.update(models.StepResult).values(output_tail=text, reproduce=text, worker=text),
+        sa.update(models.StepResult).values(output_tail=text, worker=text),
         sa.update(models.StepResult).where(models.StepResult.device != "").values(device=text),
         sa.update(models.Trial).values(output_tail=text, params=text),
         sa.update(models.FindDb).values(params=text),

@@ -121,20 +121,21 @@ class Gate:
         with self._client.pipeline(transaction=False) as pipe:
             for token in tokens:
                 pipe.getrange(request_key(self._namespace, token.id), 0, MAX_REQUEST_BYTES)
+                pipe.strlen(answer_key(self._namespace, token.id))
                 pipe.ttl(answer_key(self._namespace, token.id))
             found = pipe.execute()
-        for token, text, ttl_s in zip(tokens, found[::2], found[1::2], strict=True):
-            if ttl_s == -1:  # not a coordinator's: those expire
+        for token, text, length, ttl_s in zip(tokens, found[::3], found[1::3], found[2::3], strict=True):
+            if length and not (length <= MAX_REQUEST_BYTES and 0 <= ttl_s <= ANSWER_TTL_S):  # not a coordinator's
                 self._client.unlink(answer_key(self._namespace, token.id))
-            if text:
-                answer = self._answer(token, text)
+            if text or length > MAX_REQUEST_BYTES:
+                answer = self._answer(token, text, max(len(text), length))
                 if answer is not None:
                     self._client.set(answer_key(self._namespace, token.id), answer.model_dump_json(), ex=ANSWER_TTL_S)
                 self._client.unlink(request_key(self._namespace, token.id))
 
-    def _answer(self, token: Any, text: bytes) -> Answer | None:
-        """The answer to a request; None if another coordinator consumed the token."""
-        if len(text) > MAX_REQUEST_BYTES:
+    def _answer(self, token: Any, text: bytes, length: int) -> Answer | None:
+        """The answer to a request; None if another coordinator consumed the token. `length`: the most that it wrote."""
+        if length > MAX_REQUEST_BYTES:
             with writing(self._engine) as connection:  # or its holder could fill Redis again and again
                 store.use_token(connection, token.id)
             log.warning("join refused", token=token.id, why="request too long")

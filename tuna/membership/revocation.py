@@ -23,7 +23,7 @@ from tuna.membership import keys
 from tuna.membership import members as store
 from tuna.membership.access import Access
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.membership.join import answer_key, join_user, request_key
+from tuna.membership.join import MAX_REQUEST_BYTES, answer_key, join_user, request_key
 
 log = structlog.get_logger(__name__)
 
@@ -126,8 +126,10 @@ class Revocation:
         if token.used_at is None or token.revoked_at is not None:
             return False
         since = (utc_now() - token.used_at).total_seconds()
-        waits = bool(self._client.exists(answer_key(self._namespace, token.id)))
-        return since < ANSWER_GRACE_S or (since < ANSWER_TTL_S and waits)
+        lengths = [self._client.strlen(name(self._namespace, token.id)) for name in (request_key, answer_key)]
+        if max(lengths) > MAX_REQUEST_BYTES:  # its user fills Redis
+            return False
+        return since < ANSWER_GRACE_S or (since < ANSWER_TTL_S and lengths[1] > 0)
 
     def _end_access(self, worker: str) -> None:
         if self._access.remove(self._access.user(worker)):
