@@ -307,6 +307,7 @@ def test_candidates_for_another_architecture_are_its_code(
     bench.target = json.dumps({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
     result = bench.compile(config, solver)  # type: ignore[arg-type]
     assert result.ok, result.output_tail
+    assert f"--target '{bench.target}'" in bench.library.reproduce(bench.item(config, solver))  # type: ignore[arg-type]
     for trial in result.trials:
         code = bench.context.artifacts.get(trial.artifact or "")
         assert (code[:4], code[18:20]) == (b"\x7fELF", b"\xb7\x00"), "e_machine 183: AArch64"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
 from tuna.configs import Config
 from tuna.errors import BadInput
-from tuna.libraries.base import Environment, Solver
+from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.conditions import LAYOUTS, Condition
+from tuna.libraries.items import WorkItem
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
 from tuna.libraries.tvm.solvers import TABLE, applicable
@@ -77,6 +79,12 @@ class TvmLibrary(CandidateLibrary):
     def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
         return ((config, applicable(config, environment.target, environment.conditions)) for config in configs)
+
+    def reproduce(self, item: WorkItem, index: int | None = None) -> str:
+        """With the target where it is that of boards; what is measured there again takes the settings of their workers."""
+        words = super().reproduce(item, index)
+        of_boards = "mtriple" in item.target and item.step != FINALS
+        return f"{words} --target {shlex.quote(item.target)}" if of_boards else words
 
     def readable_params(self, params: str) -> str:
         """The decisions of the schedule."""
