@@ -134,11 +134,16 @@ class Cluster:
             self._due.clear()
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the process itself; its children must then exit without help."""
+        """SIGKILL to the process itself; its children must then exit without help.
+
+        A member's own supervisor is killed with its worker, which would otherwise take its time for a warm shutdown.
+        """
         process = self._running[name]
         children = _children(process)
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be waiting for its restart
-            process.kill()
+            workers = process.children() if name in self._joined else []
+            for one in (process, *workers):
+                one.kill()
         process.wait(_START_S)
         _, alive = psutil.wait_procs(children, timeout=10)
         if alive:

@@ -224,7 +224,8 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(by_worker) > 10, "the work was shared"
     redone = {row.job_id for row in rows if row.ok and row.step == "measure"}
     assert set(victim.in_hand) <= redone
-    assert [row.job_id for row in rows if row.cause == "worker_lost"] == [min(victim.in_hand)]
+    lost = [row.job_id for row in rows if row.cause == "worker_lost"]
+    assert lost in ([min(victim.in_hand)], []), "charged, if its report that it began came before the revocation"
     refused = [row for row in rows if row.cause == "artifact_lost"]
     assert [row.job_id for row in refused] == [forged]
     assert "is gone or damaged" in refused[0].output_tail, "what has no valid signature is not dealt"
