@@ -70,7 +70,7 @@ LIBRARY = SmallChunks()
 STEPS = st.sampled_from(LIBRARY.steps)
 
 
-class Died(Exception):
+class Died(BaseException):
     """The process ended here."""
 
 

@@ -16,18 +16,21 @@ from jobs_builder import accepted, make_jobs
 from test_coordinator import InProcess
 
 from tuna.artifacts import Artifacts
-from tuna.db import sessions
+from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
-from tuna.errors import NotFound
+from tuna.errors import NotFound, TunaError
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
+from tuna.pipeline import aside
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.serving import SessionWork, read_works
 from tuna.settings import get_settings
+from tuna.testing.noop import NoopLibrary
+from tuna.workers.session_run import run_sessions
 
 LIBRARY = get_library("noop")
 
@@ -45,6 +48,11 @@ def make_session(engine: sa.Engine, reason: str, like: int = 1) -> int:
 def works_of(engine: sa.Engine, session_ids: list[int] | None) -> list[SessionWork]:
     with reading(engine) as connection:
         return read_works(connection, session_ids)
+
+
+def states_of(engine: sa.Engine, session_id: int) -> set[str]:
+    with reading(engine) as connection:
+        return set(connection.execute(sa.select(Job.state).where(Job.session_id == session_id)).scalars())
 
 
 def unfinished(engine: sa.Engine) -> int:
@@ -176,6 +184,62 @@ def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[...
         chunk = connection.execute(sa.select(Job.chunk).where(Job.session_id == second)).scalars().first()
     assert leases.take(chunk, "w:1/x", "{}")
     assert mine.ahead() == {}, "its own work is being done"
+
+
+def _fails(*_: object, **__: object) -> Any:
+    raise RuntimeError("a bug of a plug-in")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"time_limit_s": _fails},
+        {"time_limit_s": lambda *_: float("nan")},
+        {"uses_known_params": property(_fails)},
+        {"every_step": property(_fails)},
+        {"step": _fails},
+    ],
+)
+def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    tuna_home: Path,
+    make: Callable[..., Coordinator],
+    broken: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended the coordinator, and so every session."""
+    good = make_jobs(engine, 1, options={"trials": 1}, solvers=["Noop0", "Noop1"])
+    bad = make_session(engine, "bad")
+    library = type("Broken", (NoopLibrary,), broken)()
+    works = [replace(work, library=library) if work.session_id == bad else work for work in works_of(engine, None)]
+    context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
+    coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), works)
+    coordinator._refresh = None
+    monkeypatch.setattr(aside, "_PAUSE_S", 0.0)
+
+    def fault() -> str:
+        return {one.session_id: one.fault for one in overview.read(engine)}[bad]
+
+    coordinator.run(lambda: None, lambda: bool(fault()) and not states_of(engine, good) - {"evaluated"})
+    assert ("RuntimeError: a bug of a plug-in" in fault()) or ("ValueError" in fault())
+    for name in broken:
+        setattr(library.__class__, name, getattr(NoopLibrary, name))
+    coordinator.run(lambda: None, lambda: not unfinished(engine))
+    assert fault() == ""
+    assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_a_run_of_a_session_whose_library_cannot_say_its_steps_ends_with_its_error(
+    engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = make_jobs(engine, 1)
+    library = type("Broken", (NoopLibrary,), {"served_with": _fails})()
+    monkeypatch.setattr("tuna.pipeline.serving.find_library", lambda _: library)
+    with pytest.raises(TunaError, match="code of the library noop failed: RuntimeError: a bug of a plug-in"):
+        run_sessions(engine, get_settings(), [session_id])
+    (seen,) = overview.read(engine)
+    assert seen.fault.endswith("a bug of a plug-in")
 
 
 def test_a_session_that_is_deleted_meanwhile_is_served_no_more(engine: sa.Engine) -> None:

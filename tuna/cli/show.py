@@ -240,6 +240,9 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     ]
     columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", "failed attempts")
     print_table("", columns, rows, right=(0, 4, 5))
+    for session in found:
+        if session.fault:
+            say(f"session {session.session_id} is set aside: {one_line(session.fault)}")
     for failure in found[0].failures if details else ():
         say(f"{failure.cause} ({failure.attempts}): {last_line(failure.output_tail)}")
         if failure.reproduce:

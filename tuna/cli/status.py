@@ -63,6 +63,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "noisy": session.noisy,
         "priority": session.priority,
         "undrained": session.undrained,
+        "fault": session.fault,
         "failures": [asdict(failure) for failure in session.failures],
     }
 

@@ -151,7 +151,8 @@ def _workers(snapshot: Snapshot, width: int, most: int) -> RenderableType:
 
 
 def _failures(session: LiveSession) -> list[str]:
-    texts = []
+    number, fault = session.overview.session_id, session.overview.fault
+    texts = [f"session {number} is set aside: {one_line(fault)}"] if fault else []
     for failure in session.overview.failures:
         last = last_line(failure.output_tail, 200)
         texts.append(f"session {session.overview.session_id}: {failure.attempts} {failure.cause}: {last}")

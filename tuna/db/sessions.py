@@ -37,6 +37,13 @@ def set_priority(connection: sa.Connection, session_id: int, priority: int) -> N
     connection.execute(sa.update(models.Session).where(same).values(priority=priority))
 
 
+def set_fault(connection: sa.Connection, session_id: int, fault: str | None) -> None:
+    """Store why a session is set aside; None: it is not."""
+    row = models.Session
+    changed = row.fault.is_not(None) if fault is None else sa.true()
+    connection.execute(sa.update(row).where(row.id == session_id, changed).values(fault=fault))
+
+
 def create(connection: sa.Connection, environment: Environment, reason: str) -> tuple[int, bool]:
     """Get or create the session for (environment, reason); returns its id and True if it is new."""
     if not reason.strip() or len(reason) > 255:

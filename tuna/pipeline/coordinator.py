@@ -31,6 +31,7 @@ from tuna.membership.announcements import NAMESPACES_KEY, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import finals, key_rotation, needed_artifacts, reaper, server_errors
+from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
@@ -74,6 +75,7 @@ class Coordinator:
         settings: Settings,
         works: Sequence[SessionWork],
         refresh: Callable[[], Sequence[SessionWork]] | None = None,
+        aside: Aside | None = None,
     ) -> None:
         """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now."""
         self._engine = engine
@@ -91,7 +93,10 @@ class Coordinator:
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
-        self.publisher = Publisher(engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace)
+        self.aside = aside or Aside(engine)
+        self.publisher = Publisher(
+            engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace, self.aside
+        )
         self._client = client
         told = settings_of_members(settings)
         admin = connect_admin(settings) if settings.redis_admin_url else None
@@ -162,7 +167,11 @@ class Coordinator:
 
     def _load_finals(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
         """Make jobs for the finals of configs whose jobs have ended: of all, or of those of a session; returns how many."""
-        return sum(self._load(work, None if configs is None else configs(work.session_id)) for work in self._works)
+        loaded = 0
+        for work in self.aside.others(self._works):
+            with self.aside.guard(work):
+                loaded += self._load(work, None if configs is None else configs(work.session_id))
+        return loaded
 
     def _load(self, work: SessionWork, configs: Collection[int] | None) -> int:
         if work.library.finals not in work.steps or (configs is not None and not configs):
@@ -221,7 +230,9 @@ class Coordinator:
         before = utc_now() - timedelta(seconds=GRACE_S)
         found: dict[str, str] = {}
         for work in self._works:
-            steps = {step.name: work.queue(step) for step in work.library.every_step}
+            steps: dict[str, str] = {}
+            with self.aside.guard(work):
+                steps = {step.name: work.queue(step) for step in work.library.every_step}
             chunks = reaper.orphans(connection, work.session_id, list(steps), before)
             found |= {chunk: steps[step] for chunk, step in chunks.items()}
         return found

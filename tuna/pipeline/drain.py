@@ -27,7 +27,7 @@ from tuna.libraries.items import StepResult, tail
 from tuna.pipeline import dead_letters, finals, needed_artifacts, server_errors
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.dead_letters import Letter
-from tuna.pipeline.failures import NextState, after_failure, losses_of
+from tuna.pipeline.failures import NextState, after_bug, after_failure, losses_of
 from tuna.pipeline.job_rows import AttemptedRow, JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
@@ -306,13 +306,9 @@ class Drain:
     def _outcome(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:
         try:
             return self._decide(job, result, report, now)
-        except Exception as error:  # a plug-in's own code: the jobs of others must go on
-            if server_errors.kind(error) is not ErrorKind.BUG:
-                raise
-            text = f"the library's own code failed after this step: {type(error).__name__}: {error}"
-            log.error("library failed to say what follows a result", job=job.id, fault=text)
+        except Exception as error:  # a plug-in's own code
+            state, text = after_bug(job, error)
             failure = result.model_copy(update={"ok": False, "cause": Cause.INFRA, "output_tail": text})
-            state = NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged)
             return _Outcome(failure, report, Cause.INFRA, state)
 
     def _decide(self, job: JobRow, result: StepResult, report: Report, now: datetime) -> _Outcome:

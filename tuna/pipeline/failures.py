@@ -8,14 +8,19 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
+import structlog
 
 from tuna.db.jobs import step_names
 from tuna.db.models import StepResult
 from tuna.libraries.base import Library
 from tuna.libraries.retries import Again
+from tuna.pipeline import server_errors
 from tuna.pipeline.job_rows import AttemptedRow, JobRow
+from tuna.pipeline.server_errors import ErrorKind
 from tuna.pipeline.states import waiting
 from tuna.vocabulary import Cause, State
+
+log = structlog.get_logger(__name__)
 
 #: Maximum of uncharged failures in a row; further ones are charged, so that no job is retried endlessly.
 MAX_UNCHARGED = 20
@@ -69,6 +74,18 @@ def after_failure(
         now + timedelta(seconds=wait_s) if wait_s else None,
         place if policy.again is Again.ELSEWHERE and place else None,
     )
+
+
+def after_bug(job: AttemptedRow, error: Exception) -> tuple[NextState, str]:
+    """The same where the library's own code raised `error`, with the words for it: the jobs of others must go on.
+
+    Raises the error again if it is of a server.
+    """
+    if server_errors.kind(error) is not ErrorKind.BUG:
+        raise error
+    text = f"the library's own code failed after this step: {type(error).__name__}: {error}"
+    log.error("library failed to say what follows a result", step=job.step, fault=text)
+    return NextState(State.ERRORED, job.step, job.failures + 1, job.uncharged), text
 
 
 def losses_of(connection: sa.Connection, jobs: Iterable[JobRow]) -> dict[int, JobRow]:

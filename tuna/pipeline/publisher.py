@@ -18,11 +18,12 @@ from tuna.db.engine import retrying, writing
 from tuna.libraries.base import Step
 from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import bodies
+from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
-from tuna.pipeline.policies import Policy, Share, Snapshot, by_priority
+from tuna.pipeline.policies import OpenStep, Policy, Share, Snapshot, by_priority
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
 from tuna.settings import Settings
@@ -49,6 +50,12 @@ def is_nearly_full(client: redis.Redis) -> bool:
     return bool(memory.get("maxmemory")) and memory["used_memory"] > _MEMORY_SHARE * memory["maxmemory"]
 
 
+def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
+    """Celery's hard limit of a chunk."""
+    limit_s = sum(work.library.time_limit_s(step, item) for item in chunk.items)
+    return math.ceil(limit_s + DEVICE_WAIT_S) + 30
+
+
 class Publisher:
     """Fills the queues of some sessions."""
 
@@ -62,6 +69,7 @@ class Publisher:
         leases: Leases,
         board: HeartbeatBoard,
         pace: ChunkSizer,
+        aside: Aside,
         policy: Policy = by_priority,
     ) -> None:
         self.leases = leases
@@ -73,6 +81,7 @@ class Publisher:
         self._board = board
         self._pace = pace
         self._policy = policy
+        self._aside = aside
         self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
         self._served: dict[int, int] = {}  # session -> how many shares were published before its last one
         self._processes: Counter[str] = Counter()
@@ -89,11 +98,14 @@ class Publisher:
             if self._is_full():
                 break
             for share in shares:
-                chunks, all_claimed = self._publish(by_id[share.step.session_id], share)
+                work, key = by_id[share.step.session_id], (share.step.session_id, share.step.step)
+                chunks, all_claimed = 0, True
+                with self._aside.guard(work):
+                    chunks, all_claimed = self._publish(work, share)
+                    self._aside.served(work)
                 sent += chunks
                 waiting[share.step.queue] += chunks
                 if all_claimed:
-                    key = (share.step.session_id, share.step.step)
                     without_jobs.add(key)
                     self._backoff_until[key] = now + _EMPTY_BACKOFF_S
         return sent
@@ -101,8 +113,11 @@ class Publisher:
     def _shares(
         self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]], waiting: Mapping[str, int]
     ) -> list[Share]:
-        in_turn = sorted(works, key=lambda work: self._served.get(work.session_id, -1))
-        steps = (step for work in in_turn for step in work.open_steps())
+        in_turn = sorted(self._aside.others(works), key=lambda work: self._served.get(work.session_id, -1))
+        steps: list[OpenStep] = []
+        for work in in_turn:
+            with self._aside.guard(work):
+                steps += work.open_steps()
         ready = [step for step in steps if (step.session_id, step.step) not in without_jobs]
         if not ready:
             return []
@@ -118,17 +133,19 @@ class Publisher:
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
                 chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted)
+                # The library's code, before the commit: if it fails, nothing was claimed.
+                limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
         if not chunks:
             return 0, True
         self._served[work.session_id] = max(self._served.values(), default=0) + 1
         bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
         with self._celery.producer_or_acquire() as producer:
-            for chunk in chunks:
-                self.send(producer, work, step, chunk)
+            for chunk, limit_s in zip(chunks, limits_s, strict=True):
+                self.send(producer, work, step, chunk, limit_s)
         return len(chunks), len(chunks) < wanted
 
-    def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk) -> None:
+    def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int) -> None:
         """Publish one chunk."""
         environment = work.environment
         message = Chunk(
@@ -140,7 +157,6 @@ class Publisher:
             toolchain=environment.toolchain,
             items=chunk.items,
         )
-        limit_s = sum(work.library.time_limit_s(step, item) for item in chunk.items)
         self._celery.send_task(
             "tuna.run_chunk",
             kwargs=task_message(message),
@@ -151,7 +167,7 @@ class Publisher:
             queue=work.queue(step),
             producer=producer,
             priority=_URGENT if work.priority else _ORDINARY,
-            time_limit=math.ceil(limit_s + DEVICE_WAIT_S) + 30,
+            time_limit=limit_s,
             ignore_result=True,
             retry=True,
             retry_policy=_RETRY_POLICY,

@@ -11,7 +11,7 @@ from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
-from tuna.pipeline.failures import after_failure
+from tuna.pipeline.failures import after_bug, after_failure
 from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import scopes_of
 from tuna.pipeline.states import check, resource_in, waiting
@@ -70,14 +70,19 @@ def release(
                 values |= {"isolate": True}
             if cause and (first or message_lost):
                 library = scopes[row.session_id].library
-                after = after_failure(
-                    row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
-                )
+                told = _TAILS[cause]
+                try:
+                    after = after_failure(
+                        row, cause, library, max_attempts=max_attempts, place="", now=now, uncharged=message_lost
+                    )
+                except Exception as error:  # a plug-in's own code
+                    after, text = after_bug(row, error)
+                    told = f"{told}\n{text}"
                 values |= {"step": after.step, "failures": after.failures, "uncharged": after.uncharged}
                 values |= {"ready_at": after.ready_at, "avoid": after.avoid, "cause": cause.value}
                 new = after.state
                 if first or new is State.ERRORED:
-                    connection.execute(sa.insert(StepResult).values(_lost(row, cause)))
+                    connection.execute(sa.insert(StepResult).values(_lost(row, cause, told)))
             else:
                 new = waiting(row.step, step_names(row.steps), resource_in(State(row.state)))
             values |= {"state": check(State(row.state), new).value}
@@ -85,14 +90,14 @@ def release(
     return released
 
 
-def _lost(row: LeasedRow, cause: Cause) -> dict[str, Any]:
+def _lost(row: LeasedRow, cause: Cause, told: str) -> dict[str, Any]:
     return {
         "job_id": row.id,
         "step": row.step,
         "attempt": row.attempt,
         "ok": False,
         "cause": cause.value,
-        "output_tail": _TAILS[cause],
+        "output_tail": told,
         "worker": "",
         "device": "",
         "started_at": row.leased_at,

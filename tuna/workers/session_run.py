@@ -12,9 +12,11 @@ import sqlalchemy as sa
 
 from tuna.db import jobs, sessions
 from tuna.db.engine import reading, writing
+from tuna.errors import TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
 from tuna.pipeline import finals
+from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect, ensure_services, make_celery
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.serving import SessionWork, read_works
@@ -103,16 +105,20 @@ def run_sessions(
     for name in steps:
         if session_ids is not None and not any(name in {step.name for step in work.steps} for work in works):
             works[0].library.step(name)
+    aside = Aside(engine)
     for work in works:
-        if work.library.finals in work.steps:
-            with writing(engine) as connection:  # the last run may have ended before it could
-                finals.load(connection, work.session_id, work.library)
-    watch = _Watch(engine, works, session_ids, steps, on_progress)
+        with aside.guard(work):
+            if work.library.finals in work.steps:
+                with writing(engine) as connection:  # the last run may have ended before it could
+                    finals.load(connection, work.session_id, work.library)
+    watch = _Watch(engine, works, session_ids, steps, on_progress, aside)
     state = watch.now()
     if not state.unfinished:
+        if aside.faults:
+            raise TunaError(f"No session could be served: {next(iter(aside.faults.values()))}.")
         return state
     ensure_services(settings)
-    coordinator = Coordinator(engine, connect(settings), make_celery(settings), settings, works, watch.refresh)
+    coordinator = Coordinator(engine, connect(settings), make_celery(settings), settings, works, watch.refresh, aside)
     with contextlib.ExitStack() as stack:
         specs = workers([work.library for work in works])
         if specs:
@@ -141,8 +147,10 @@ class _Watch:
         session_ids: Collection[int] | None,
         steps: Sequence[str],
         on_progress: Callable[[Progress], None],
+        aside: Aside,
     ) -> None:
         self._engine = engine
+        self._aside = aside
         self._works = {work.session_id: work for work in works}
         self._session_ids = session_ids
         self._steps = steps
@@ -166,9 +174,10 @@ class _Watch:
         before = total(self.counts)
         with reading(self._engine) as connection:
             for work in self._works.values():
-                served = [step.name for step in work.steps]
-                if served:
-                    self.counts[work.session_id] = progress(connection, work.library, work.session_id, served)
+                with self._aside.guard(work):
+                    served = [step.name for step in work.steps]
+                    if served:
+                        self.counts[work.session_id] = progress(connection, work.library, work.session_id, served)
         state = total(self.counts)
         self._counted_at = time.monotonic()
         self._count_s = self._counted_at - started_at
