@@ -44,7 +44,7 @@ ROWS = {
     "worker": 1,
 }
 VALUES = (
-    "SELECT namespace, secret FROM installation",
+    "SELECT namespace FROM installation",
     "SELECT id, session_id, state, step, attempt, cause FROM job ORDER BY id",
     "SELECT id, job_id, step, attempt, cause FROM step_result ORDER BY id",
     "SELECT id, params, time_ms FROM trial ORDER BY id",
