@@ -88,7 +88,8 @@ class Broker:
         return contextlib.nullcontext()
 
     def connection_for_read(self) -> Any:
-        return contextlib.nullcontext(SimpleNamespace(channel=lambda: self, channel_errors=()))
+        transport = SimpleNamespace(driver_type="redis")
+        return contextlib.nullcontext(SimpleNamespace(channel=lambda: self, channel_errors=(), transport=transport))
 
     def queue_declare(self, _queue: str, passive: bool) -> Any:
         return SimpleNamespace(message_count=len(self.waiting))
