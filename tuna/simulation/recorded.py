@@ -85,7 +85,7 @@ def recorded(
         if not lines:
             raise BadInput(
                 f"Session {session_id} has no result to take durations from.",
-                hint=f"tuna run --session-id {session_id}",
+                hint=f"run: `tuna run --session-id {session_id}`",
             )
         simulated.append(SimulatedSession(name=f"session {session_id}", priority=info.priority, jobs=tuple(lines)))
         for step in {stage.step for line in lines for stage in line.steps}:
