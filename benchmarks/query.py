@@ -172,7 +172,6 @@ def fill(engine: sa.Engine, layers: int) -> None:
         "attempt": 1,
         "ok": True,
         "output_tail": "",
-        "reproduce": "tuna reproduce",
         "worker": "w",
     }
     add(StepResult, attempt, **facts, started_at=_START, ended_at=_START, busy_s=0.1)
