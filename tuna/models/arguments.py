@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ TYPES = (
     *("float16", "float32", "float64", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
-_NAME = re.compile(r"[A-Za-z_][\w/:-]*(?:\.\d+)*")
+_NAME = re.compile(r"[A-Za-z_][\w/:-]*(?:\.\d{1,4}){0,16}")
 _OPEN = re.compile(r"[A-Za-z_]\w*")
 _MOST_EXTENTS = 16
 #: Points of a sweep.
@@ -52,7 +53,7 @@ def parse(text: str) -> Argument:
         raise BadInput(f"{text!r} is not of the form NAME=SHAPE:TYPE, such as x=1,3,224,224:float32.")
     if kind not in (*TYPES, SHAPE):
         raise BadInput(f"The input {name} has the unknown type {kind!r}.", hint=f"types: {', '.join((*TYPES, SHAPE))}")
-    first, *numbers = name.split(".") if re.search(r"\.\d+$", name) else [name]
+    first, *numbers = name.split(".")
     return Argument(first, tuple(map(int, numbers)), tuple(_extents(name, extents)), kind)
 
 
@@ -70,7 +71,7 @@ def _extents(name: str, text: str) -> Iterator[int | str]:
 
 
 def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str, int]]:
-    """Every combination of the values in texts such as `n=1,4,8`; one empty combination without any.
+    """Every combination of the values in texts such as `n=1,4,8`, of which several may be of one extent; one empty one without any.
 
     Raises BadInput for an open extent without values, and for values of an extent that no argument has.
     """
@@ -78,18 +79,18 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
     for text in texts:
         name, mark, numbers = text.partition("=")
         words = numbers.split(",")
-        if not mark or not all(word.isdecimal() and 0 < int(word) < 1 << 31 for word in words):
+        if not mark or not all(re.fullmatch("[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words):
             raise BadInput(f"{text!r} is not of the form n=1,4,8.")
-        found[name] = [int(word) for word in words]
+        found.setdefault(name, []).extend(map(int, words))
     named = {extent for argument in arguments for extent in argument.extents if isinstance(extent, str)}
     if missing := sorted(named - found.keys()):
         raise BadInput(f"The extent {missing[0]} has no value.", hint=f"give it some: --shape {missing[0]}=1,8")
     if unused := sorted(found.keys() - named):
         raise BadInput(f"No input has the open extent {unused[0]}.", hint=f"open extents: {', '.join(named) or 'none'}")
-    points = [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
-    if len(points) > _MOST_POINTS:
-        raise BadInput(f"These are {len(points)} combinations; at most {_MOST_POINTS} can be timed at once.")
-    return points
+    count = math.prod(map(len, found.values()))
+    if count > _MOST_POINTS:
+        raise BadInput(f"These are {count} combinations; at most {_MOST_POINTS} can be timed at once.")
+    return [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
 
 
 def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
