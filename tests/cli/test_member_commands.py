@@ -132,7 +132,8 @@ def test_a_token_needs_a_redis_that_others_reach(type_in: Callable) -> None:
 
 
 def test_a_bad_length_of_time_and_a_bad_token_are_refused(type_in: Callable, url: str) -> None:
-    assert type_in("tuna", "token", "create", "--role", "eval", "--ttl", "soon").code == 2
+    for ttl in ("soon", "99999999999d", f"{'9' * 5000}s"):
+        assert type_in("tuna", "token", "create", "--role", "eval", "--ttl", ttl).code == 2
     refused = type_in("tuna", "worker", "eval", "--join", f"{url}#not.a.token")
     assert refused.code == 2
     assert "not.a" not in refused.err

@@ -256,7 +256,14 @@ def test_any_device_can_be_given_by_hand(rocm: Rocm, arch: str, num_cu: str) -> 
 
 
 @pytest.mark.parametrize(
-    "facts", [{"arch": "gfx90a"}, {"num_cu": "8"}, {"arch": "GFX", "num_cu": "8"}, {"arch": "gfx90a", "num_cu": "-1"}]
+    "facts",
+    [
+        {"arch": "gfx90a"},
+        {"num_cu": "8"},
+        {"arch": "GFX", "num_cu": "8"},
+        {"arch": "gfx90a", "num_cu": "-1"},
+        {"arch": "gfx90a", "num_cu": "²"},
+    ],
 )
 def test_half_an_environment_by_hand_is_refused(rocm: Rocm, facts: dict[str, str]) -> None:
     rocm()

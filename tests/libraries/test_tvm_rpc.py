@@ -47,7 +47,9 @@ def serve() -> Iterator[Callable[[bytes], Tracker]]:
         listener.close()
 
 
-@pytest.mark.parametrize("text", ["", "board", ":9190", "board:", "board:0", "board:65536", "board:x"])
+@pytest.mark.parametrize(
+    "text", ["", "board", ":9190", "board:", "board:0", "board:65536", "board:x", f"board:{'9' * 5000}"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="HOST:PORT"):
         Tracker.parse(text)
@@ -90,6 +92,7 @@ def test_no_free_board_is_said_at_the_deadline(serve: Callable[[bytes], Tracker]
         (MAGIC + message([0, {"server_info": [1]}]), "does not answer as a TVM RPC tracker does"),
         (MAGIC + message("x"), "does not answer as a TVM RPC tracker does|refused"),
         (MAGIC + struct.pack("<i", 3) + b"[0,", "does not answer as a TVM RPC tracker does"),
+        (MAGIC + struct.pack("<i", 100_000) + b"[" * 100_000, "does not answer as a TVM RPC tracker does"),
         (MAGIC + message([-1]), "refused the request"),
     ],
 )

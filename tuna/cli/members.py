@@ -28,7 +28,7 @@ def token() -> None:
 @click.option("--url", help="How workers reach this Redis; default: as this machine does.")
 def create(role: api.Role, ttl: str, url: str | None) -> None:
     """Print a new token: one line for `tuna worker --join`. Pass it on as you would a password."""
-    found = re.fullmatch(r"(\d+)([smhd])", ttl)
+    found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
         raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
     say(api.create_token(role, int(found[1]) * _UNITS[found[2]], url))

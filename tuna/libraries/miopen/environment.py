@@ -46,7 +46,7 @@ def from_options(facts: Mapping[str, str]) -> Environment:
     arch, digits = facts["arch"], facts["num_cu"]
     if not _ARCH.fullmatch(arch):
         raise BadInput(f"{arch!r} is not an architecture such as gfx90a or gfx1201.")
-    if not digits.isdigit() or not 0 < int(digits) <= 4096:
+    if not re.fullmatch("[0-9]{1,4}", digits) or not 0 < int(digits) <= 4096:
         raise BadInput(f"{digits!r} is not a number of compute units.")
     return _environment(
         arch, int(digits), facts.get("rocm_v") or rocm_version(), facts.get("miopen_v") or miopen_version()

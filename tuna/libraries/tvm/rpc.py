@@ -8,6 +8,7 @@ so it is called in a child process that can be killed.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -49,7 +50,7 @@ class Tracker:
         """Of `HOST:PORT` or `[::1]:PORT`; raises BadInput."""
         host, mark, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not mark or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not mark or not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
             raise BadInput(f"{text!r} is not of the form HOST:PORT.")
         return cls(host, int(port))
 
@@ -113,7 +114,7 @@ class Tracker:
                 f"The tracker {self} cannot be reached: {error.strerror or error}.",
                 hint="start one: `python -m tvm.exec.rpc_tracker --host=0.0.0.0 --port=9190`",
             ) from error
-        except (ValueError, TypeError, struct.error):
+        except (ValueError, TypeError, RecursionError, struct.error):
             raise self._is_none() from None
         if status != _SUCCESS or not rest:
             raise ServiceError(f"The tracker {self} refused the request.")

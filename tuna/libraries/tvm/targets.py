@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def triple(target: Mapping[str, Any]) -> str:
 
 def is_foreign(target: Mapping[str, Any]) -> bool:
     """Whether this machine's own linker cannot link for it."""
-    return architecture(target) != _ARCHITECTURES.get(platform.machine().lower(), platform.machine().lower())
+    return architecture(target) != architecture({})
 
 
 def match(target: Mapping[str, Any], board: str, key: str) -> None:
@@ -169,7 +170,7 @@ def _typed(name: str, value: Any) -> Any:
         if str(value).lower() in ("true", "1", "false", "0"):
             return str(value).lower() in ("true", "1")
     elif kind is int:
-        if str(value).isdigit() and not isinstance(value, bool):
+        if re.fullmatch("[0-9]{1,9}", str(value)):
             return int(value)
     elif isinstance(value, str) and value:
         return value
