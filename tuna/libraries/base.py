@@ -130,7 +130,14 @@ class Library(ABC):
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """The environment of another machine, described by `facts`; raises BadInput where that makes no sense."""
-        raise BadInput(f"{self.name} finds out its environment by itself; {', '.join(sorted(facts))} cannot be given.")
+        self.expect_facts(facts)
+        return self.environment()
+
+    def expect_facts(self, facts: Mapping[str, str], *known: str) -> None:
+        """Raise BadInput if there are other `facts` of an environment than these."""
+        if others := sorted(facts.keys() - set(known)):
+            takes = f"it takes {', '.join(known)}" if known else "it finds out its environment by itself"
+            raise BadInput(f"{self.name} takes no {' and no '.join(others)}.", hint=takes)
 
     def conditions_of(self, item: WorkItem) -> dict[str, str]:
         """Every condition with the value that the item's session has."""

@@ -86,6 +86,7 @@ class MiopenLibrary(Library):
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """As a person says: arch, num_cu, rocm_v and miopen_v; the versions default to those installed here."""
+        self.expect_facts(facts, "arch", "num_cu", "rocm_v", "miopen_v")
         return environment.from_options(facts)
 
     def toolchain(self) -> str:

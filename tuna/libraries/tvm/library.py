@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import Field
 
 from tuna.configs import Config
-from tuna.errors import BadInput
 from tuna.libraries.base import FINALS, Environment, Solver
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.conditions import LAYOUTS, Condition
@@ -62,8 +61,7 @@ class TvmLibrary(CandidateLibrary):
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT) has."""
-        if odd := sorted(facts.keys() - {"target", "tvm_tracker", "device_key"}):
-            raise BadInput(f"tvm finds out its environment by itself; {', '.join(odd)} cannot be given.")
+        self.expect_facts(facts, "target", "tvm_tracker", "device_key")
         found = boards.environment_by_hand(facts)
         targets.check(json.loads(found.target))
         return found
