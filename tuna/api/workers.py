@@ -346,9 +346,11 @@ def serve_workers(
 
 
 def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
-    """The settings of a worker that measures on boards."""
+    """The settings of a worker that measures on boards; raises BadInput."""
     import json
 
+    from tuna.libraries.tvm import targets
+    from tuna.libraries.tvm.boards import Boards as Found
     from tuna.settings import get_settings
 
     if role != "eval":
@@ -357,9 +359,10 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
         )
     settings = get_settings()
     tracker, key = boards.tracker or settings.tvm_tracker, boards.device_key or settings.tvm_device_key
-    if not tracker or not key:
-        raise BadInput("A board is named by its tracker and its key.", hint="give --tvm-tracker and --device-key")
     target = boards.target or (json.loads(session)["environment"]["target"] if session else settings.tvm_target)
+    Found.at(tracker, key)  # refused here, for a worker that ends is started again
+    if target:
+        targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
     return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
 
