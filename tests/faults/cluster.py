@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import redis
 import stepped_clock
-from fault_library import DEAD, LOG
+from fault_library import DEAD, LOG, SLOW
 from shared_data import need
 
 from tuna.db import sessions
@@ -77,6 +77,7 @@ class Cluster:
             "TUNA_LEASE_S": str(LEASE_S),
             LOG: str(self.log),
             DEAD: str(folder / "dead"),
+            SLOW: str(folder / "slow"),
         }
 
     def __enter__(self) -> Cluster:
@@ -239,6 +240,13 @@ class Cluster:
     def mend_device(self) -> None:
         """Undo `kill_device`."""
         Path(self.env[DEAD]).unlink()
+
+    def set_pace(self, *, slow: bool) -> None:
+        """Let items take long, or not."""
+        if slow:
+            Path(self.env[SLOW]).touch()
+        else:
+            Path(self.env[SLOW]).unlink(missing_ok=True)
 
     def step_clock(self, name: str, seconds: float) -> None:
         """Shift the wall clock of a worker."""

@@ -22,8 +22,6 @@ from tuna.libraries.registry import get_library
 from tuna.testing.servers import wait_until
 
 _SOLVERS = 10
-#: Duration of an item, chosen so that 2,000 jobs take longer than the faults.
-_SLEEP_S = 0.003
 _BEGIN_S = 30.0
 _RECOVERY_S = 7.0
 _STARTING_S = 10.0
@@ -97,9 +95,7 @@ def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answ
         solvers.update_solvers(connection, library)
     solvers.update_applicability(engine, library, session_id, "t")
     with writing(engine) as connection:
-        request = jobs.JobRequest(
-            session_id, "faults", history.STEPS, "drill", "new", tag="t", options={"sleep_s": _SLEEP_S}
-        )
+        request = jobs.JobRequest(session_id, "faults", history.STEPS, "drill", "new", tag="t")
         assert jobs.load(connection, request) == count
     return history.expected(engine)
 
@@ -113,6 +109,7 @@ class _Drill:
         self._began = time.monotonic()
         self._read = self._begun = 0  # position in the library's log: bytes, lines
         self._seen = 0  # items begun when a fault last began or ended
+        self._share = 0  # of the items, for each fault
         self._active: list[tuple[float, Fault]] = []  # with the time of their end
         self._begin: dict[Kind, Callable[[Fault], object]] = {
             Kind.KILL_CHILD: self._kill_child,
@@ -143,6 +140,7 @@ class _Drill:
 
     def work_through(self, faults: Sequence[Fault]) -> None:
         """Inject every fault at its time, then wait for the end of the session; raises ClusterError."""
+        self._share = len(history.STEPS) * self._report.jobs // (len(faults) + 1)
         self._wait(_BEGIN_S, self._has_resumed)
         for fault in faults:
             self._wait(fault.gap_s)
@@ -159,12 +157,14 @@ class _Drill:
                 self._active.append((time.monotonic() + fault.lasts_s, fault))
         while self._active:
             self._wait(_POLL_S)
+        self._cluster.set_pace(slow=False)
         wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
 
     def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait up to `seconds` or until `until()`, while due faults end and processes are checked; returns `until()`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
+            self._keep_work_for_later()
             if until():
                 return True
             self._check()
@@ -175,6 +175,10 @@ class _Drill:
                     self._seen = self._items_begun()
             time.sleep(_POLL_S)
         return False
+
+    def _keep_work_for_later(self) -> None:
+        """Slow the workers down while they are ahead: each fault has its share of the items, however long it takes."""
+        self._cluster.set_pace(slow=self._items_begun() >= self._share * (self._report.faults + 1))
 
     def _has_resumed(self) -> bool:
         """True if items were begun since the last begin or end of a fault."""
