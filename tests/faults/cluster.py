@@ -88,6 +88,7 @@ class Cluster:
         about = self.folder / "plugin" / "faults-1.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
         (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
+        (self.folder / "plugin" / "sitecustomize.py").write_text(stepped_clock.SITE)
         self.log.touch()
         (self.folder / "tuna.toml").touch()
         try:
@@ -308,8 +309,7 @@ class Cluster:
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
         if name in self._joined:
             return [sys.executable, "-m", "tuna", "worker", name]
-        words = worker_command(WorkerSpec(name))  # as `tuna worker` does
-        return [sys.executable, stepped_clock.__file__, *words[words.index("celery") :]]
+        return worker_command(WorkerSpec(name))  # as `tuna worker` does
 
     def _token(self, role: str) -> str:
         """The next token for a worker; all are made before the first fault, for they need both servers."""

@@ -82,9 +82,8 @@ def _is_dead() -> bool:
 
 
 def _append(item: WorkItem) -> None:
-    line = json.dumps(
-        {"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), "at": time.monotonic()}
-    )
+    clocks = {"at": time.monotonic(), "clock": time.time()}
+    line = json.dumps({"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), **clocks})
     log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes are atomic
     try:
         os.write(log, line.encode() + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,6 +31,23 @@ def test_a_session_survives_them_with_members_of_which_some_are_revoked(
     knows_machine(tmp_path / "home")
     report = drill.run(seed, tmp_path, joined=joined)
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+
+
+@pytest.mark.drill(only=True)
+def test_members_whose_clocks_are_hours_wrong_lose_nothing(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    steps = {"compile": 3 * 3600.0, "eval": -3 * 3600.0}
+    faults = [Fault(0.1, False, Kind.CLOCK_STEP, target, 4.0, step_s) for target, step_s in steps.items()]
+    report = drill.run(0, tmp_path, 1000, faults, tuple(steps))
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert (report.lost, report.runs) == (0, 2000)
+    lines = map(json.loads, (tmp_path / "ran").read_text().splitlines())
+    offsets = [(line["step"], line["clock"] - line["at"]) for line in lines]
+    true = offsets[0][1]
+    seen = {(step, round((offset - true) / 3600)) for step, offset in offsets}
+    assert seen == {("build", 0), ("build", 3), ("measure", 0), ("measure", -3)}, "the processes that did the work"
 
 
 @pytest.mark.drill(only=True)
