@@ -140,6 +140,26 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
     assert {priority for session, _, priority in celery.sent if session == first} <= {3}
 
 
+def test_turns_are_counted_in_each_queue_for_itself(
+    engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session with work in both queues was last in each, and never measured while another did."""
+    monkeypatch.setenv("TUNA_QUEUE_BOUND", "1")
+    get_settings.cache_clear()
+    first = make_jobs(engine, 24)
+    second = make_session(engine, "second")
+    with writing(engine) as connection:
+        built = sa.update(Job).where(sa.or_(Job.session_id == first, Job.id % 2 == 0))
+        connection.execute(built.values(state="compiled", step="measure"))
+    celery = Silent()
+    coordinator = make(celery, works_of(engine, [first, second]))
+    for number in range(4):
+        coordinator.publish()
+        for chunk in coordinator._leases.untaken():
+            assert coordinator._leases.take(chunk, f"w:{number}/x", "{}")
+    assert [session for session, step, _ in celery.sent if step == "measure"] == [first, second] * 2
+
+
 def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]) -> None:
     """P7: 2,600 of 3,000 jobs were in Redis 14 s after the start, so that nothing could be decided late."""
     first = make_jobs(engine, 120)

@@ -83,7 +83,7 @@ class Publisher:
         self._policy = policy
         self._aside = aside
         self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
-        self._served: dict[int, int] = {}  # session -> how many shares were published before its last one
+        self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
         self._processes: Counter[str] = Counter()
         self._counted_at = -math.inf
         self._full_until = 0.0
@@ -113,15 +113,15 @@ class Publisher:
     def _shares(
         self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]], waiting: Mapping[str, int]
     ) -> list[Share]:
-        in_turn = sorted(self._aside.others(works), key=lambda work: self._served.get(work.session_id, -1))
         steps: list[OpenStep] = []
-        for work in in_turn:
+        for work in self._aside.others(works):
             with self._aside.guard(work):
                 steps += work.open_steps()
         ready = [step for step in steps if (step.session_id, step.step) not in without_jobs]
         if not ready:
             return []
-        return self._policy(Snapshot(ready, waiting, self._live_processes(), self._settings.queue_bound))
+        bound = self._settings.queue_bound
+        return self._policy(Snapshot(ready, waiting, self._live_processes(), bound, served=self._served))
 
     def _publish(self, work: SessionWork, share: Share) -> tuple[int, bool]:
         """How many chunks were published, and whether no job waits for the step any more."""
@@ -137,7 +137,7 @@ class Publisher:
                 limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
         if not chunks:
             return 0, True
-        self._served[work.session_id] = max(self._served.values(), default=0) + 1
+        self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
         bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
         with self._celery.producer_or_acquire() as producer:

@@ -9,9 +9,9 @@ from tuna.pipeline.policies.snapshot import OpenStep, Share, Snapshot
 
 
 def by_priority(snapshot: Snapshot) -> list[Share]:
-    """A session's priority first, then later steps, then sessions in turn, chunk by chunk."""
+    """A session's priority first, then later steps, then sessions in turn, chunk by chunk; turns are of each queue."""
     shares: list[Share] = []
-    ranked = sorted(snapshot.open, key=_rank)
+    ranked = sorted(snapshot.open, key=lambda step: (_rank(step), snapshot.turn(step)))
     for queue in dict.fromkeys(step.queue for step in ranked):
         first = list(next(groupby((step for step in ranked if step.queue == queue), key=_rank))[1])
         dealt = Counter(first[number % len(first)] for number in range(snapshot.room(queue)))

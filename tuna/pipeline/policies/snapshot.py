@@ -62,7 +62,7 @@ class Snapshot:
     `now_s`, `since_s` and `deadline_s` since one moment.
     """
 
-    open: Sequence[OpenStep]  #: the session that was served longest ago first
+    open: Sequence[OpenStep]
     waiting: Mapping[str, int]  #: chunks that no worker took yet, by queue
     processes: Mapping[str, int]  #: live worker processes, by queue
     bound: int  #: chunks that may wait in any queue
