@@ -2,7 +2,7 @@
 
 Proposals are a function of (layer, solver, target, conditions, seed, count), so that a child which replaces a crashed one
 proposes the same candidates again. A family of kernels gives the first points of its space, whatever the seed, after the one that
-the job's option `first` names.
+the job's option `first` names. A candidate is built from its params alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from tuna.libraries.kernels import Builder, KernelJob
-from tuna.libraries.tvm import functions, problems, targets, tasks, workloads
+from tuna.libraries.tvm import functions, problems, records, targets, tasks
 from tuna.libraries.tvm.boot import import_intrinsics
 from tuna.libraries.tvm.kernels import machine
+from tuna.libraries.tvm.search.spaces import module_of
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
@@ -33,15 +34,16 @@ class TvmBuilder(Builder):
 
     def propose(self, job: KernelJob) -> Sequence[str]:
         """A TuningRecord of each candidate, as JSON text."""
-        return list(_proposals(job)[1])
+        module, target = _module(job), problems.target_of(job.target)
+        return list(dict.fromkeys(records.to_params(module, target, schedule) for schedule in _proposals(job, module)))
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
-        return _text(ms.database.Workload(_proposals(job)[0]).as_json()).encode()
+        return records.to_text(ms.database.Workload(_module(job)).as_json()).encode()
 
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """A shared library with the function `main`."""
-        module = _proposals(job)[1][params].mod
+        module = records.schedule_of(_module(job), params).mod
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
@@ -51,20 +53,18 @@ class TvmBuilder(Builder):
 
 
 @functools.lru_cache(maxsize=1)
-def _proposals(job: KernelJob) -> tuple[Any, dict[str, Schedule]]:
-    """The module and up to `count` different schedules of it by params."""
+def _module(job: KernelJob) -> Any:
+    return module_of(job)
+
+
+def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:
+    """Up to `count` schedules of the module."""
     problem = problems.of(job)
     if problem is not None:
-        module = problem.workload()
-        indices = problem.indices(job.count, str(job.options.get("first", "")))
-        return module, _by_params(job, module, map(problem.candidate, indices))
+        return map(problem.candidate, problem.indices(job.count, str(job.options.get("first", ""))))
     if BY_NAME[job.solver] is FUNCTION:
-        module = tasks.read(job.body)
-        return module, _by_params(job, module, _of_function(job, module) if tasks.can_be_tuned(module) else [])
-    with problems.target_of(job.target):
-        module = workloads.make(job.solver, job.config)
-    found = [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
-    return module, _by_params(job, module, found)
+        return _of_function(job, module) if tasks.can_be_tuned(module) else []
+    return [Schedule(module)] if BY_NAME[job.solver] is UNTUNED else _sampled(job, module, job.count)
 
 
 def _of_function(job: KernelJob, module: Any) -> Iterable[Schedule]:
@@ -96,33 +96,6 @@ def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
         if len(found) >= count:
             break
     return found.values()
-
-
-def _by_params(job: KernelJob, module: Any, schedules: Iterable[Schedule]) -> dict[str, Schedule]:
-    workload, target = ms.database.Workload(module), problems.target_of(job.target)
-    found = {}
-    for schedule in schedules:
-        arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-        record = ms.database.TuningRecord(schedule.trace, workload, None, target, arguments)
-        found[_text(record.as_json())] = schedule
-    return found
-
-
-def _text(value: Any) -> str:
-    return json.dumps(_plain(value), separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    """TVM's containers and numbers as Python's."""
-    if value is None or isinstance(value, bool | float | int):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "__iter__"):
-        return [_plain(item) for item in value]
-    return int(value)
 
 
 def host() -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""The search proposes what is new and promising, and the same to everyone who asks the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_space import INVALID, Grid
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.search.cost_model import CostModel, Source, learn
+from tuna.libraries.search.history import Measured, in_order
+from tuna.libraries.search.proposal import SMALL, Strategy, propose
+
+#: One is ranked whole, in the other candidates are bred.
+SMALL_SIDE, LARGE_SIDE = 10, 40
+#: Prints three batches of a search, a digest of each.
+BATCHES = """
+import hashlib
+from toy_space import Grid
+from tuna.libraries.search.proposal import propose
+for side in (10, 40):
+    space, history = Grid(side), []
+    for _ in range(3):
+        batch = propose(space, history, count=12, seed=4)
+        history += map(space.measured, batch)
+        print(hashlib.sha256("".join(batch).encode()).hexdigest())
+"""
+
+
+def searched(
+    space: Grid, trials: int, *, batch: int = 16, seed: int = 1, strategy: Strategy = "search"
+) -> list[Measured]:
+    history: list[Measured] = []
+    while len(history) < trials:
+        history += map(space.measured, propose(space, history, count=batch, seed=seed, strategy=strategy))
+    return history
+
+
+def best(history: list[Measured]) -> float:
+    return min(trial.seconds for trial in history if trial.seconds is not None)
+
+
+def test_the_search_finds_faster_candidates_than_chance_in_as_many_trials() -> None:
+    space = Grid(LARGE_SIDE)
+    wins = [
+        best(searched(space, 64, seed=seed)) < best(searched(space, 64, seed=seed, strategy="random"))
+        for seed in range(5)
+    ]
+    assert sum(wins) >= 4
+
+
+def test_a_small_space_is_ranked_whole() -> None:
+    assert Grid(SMALL_SIDE).size() <= SMALL < Grid(LARGE_SIDE).size()
+    space = Grid(SMALL_SIDE)
+    every = [space.params_of(point) for point in space.points()]
+    known = [space.measured(params) for params in every if params and json.loads(params)["at"] != [5, 2, 7]]
+    batch = propose(space, known[::3], count=30, seed=1)
+    assert json.dumps({"at": [5, 2, 7], "side": SMALL_SIDE}) in batch
+
+
+@pytest.mark.parametrize("side", [SMALL_SIDE, LARGE_SIDE])
+@pytest.mark.parametrize("strategy", ["search", "random", "exhaustive"])
+def test_no_candidate_is_proposed_twice(side: int, strategy: Strategy) -> None:
+    space = Grid(side)
+    done = list(map(space.measured, propose(space, [], count=20, seed=1, strategy=strategy)))
+    open_round = propose(space, done, count=20, seed=1, strategy=strategy)
+    batch = propose(space, done, count=20, seed=1, strategy=strategy, avoid=open_round)
+    everything = [trial.params for trial in done] + open_round + batch
+    assert len(set(everything)) == len(everything) == 60
+    assert all(json.loads(params)["at"][2] != INVALID for params in everything)
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 9), st.sampled_from([SMALL_SIDE, LARGE_SIDE]))
+@settings(max_examples=8, deadline=None)
+def test_a_batch_does_not_depend_on_the_order_of_the_history(shuffler: random.Random, seed: int, side: int) -> None:
+    space = Grid(side)
+    history = searched(space, 16, seed=seed)
+    shuffled = history * 2
+    shuffler.shuffle(shuffled)
+    assert propose(space, shuffled, count=8, seed=seed) == propose(space, history, count=8, seed=seed)
+
+
+def test_another_process_proposes_the_same() -> None:
+    def batches(hash_seed: str) -> str:
+        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+        given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", BATCHES], env=given, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert batches("1") == batches("2")
+
+
+def test_a_space_is_exhausted_at_its_end() -> None:
+    space = Grid(4, (1, 1, 1))
+    valid = 4 * 4 * 3
+    for strategy in ("search", "random", "exhaustive"):
+        everything = propose(space, [], count=100, seed=1, strategy=strategy)
+        assert len(set(everything)) == len(everything) == valid
+        done = list(map(space.measured, everything))
+        assert propose(space, done, count=5, seed=1, strategy=strategy) == []
+        assert propose(space, done[1:], count=5, seed=1, strategy=strategy) == everything[:1]
+
+
+def test_an_exhaustive_search_goes_through_the_space_in_order() -> None:
+    space = Grid(4)
+    batch = propose(space, [], count=4, seed=1, strategy="exhaustive")
+    assert [json.loads(params)["at"] for params in batch] == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0]]
+
+
+def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> None:
+    sibling, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
+    history = searched(sibling, 96)
+    model = learn(space.features_of, [Source("sibling", history, sibling=True)])
+    warm = [space.measured(params) for params in propose(space, [], count=16, seed=3, model=model)]
+    assert best(warm) < best(searched(space, 16, seed=3))
+    assert CostModel(model).header["trained_on"] == [{"label": "sibling", "trials": 96, "sibling": True}]
+
+
+def test_the_same_trials_train_the_same_model() -> None:
+    space = Grid(SMALL_SIDE)
+    history = searched(space, 32)
+    sources = [Source("own", history), Source("other", history[:16], sibling=True)]
+    shuffled = [Source("other", history[15::-1], sibling=True), Source("own", [*history[16:], *history[:16]])]
+    assert learn(space.features_of, sources) == learn(space.features_of, shuffled)
+
+
+def test_of_several_trials_of_a_candidate_the_fastest_counts() -> None:
+    trials = [Measured("b", None, "run_error"), Measured("b", 2.0), Measured("a", 1.0), Measured("b", 1.5)]
+    assert in_order(trials) == [Measured("a", 1.0), Measured("b", 1.5)]
+
+
+def test_nothing_is_learned_from_failures_alone() -> None:
+    space = Grid(SMALL_SIDE)
+    failed = [Measured(params, None, "run_error") for params in propose(space, [], count=20, seed=1)]
+    with pytest.raises(BadInput, match="no trial with a time"):
+        learn(space.features_of, [Source("own", failed)])
+    assert len(propose(space, failed, count=5, seed=1)) == 5
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"tuna-cost-model 1\n{}\n", b'tuna-cost-model 1\n{"features": []}\nxyz', b"other"]
+)
+def test_what_is_no_model_is_refused(damage: bytes) -> None:
+    with pytest.raises(BadInput, match="cost model"):
+        CostModel(damage)
+
+
+def test_without_xgboost_a_search_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    space = Grid(SMALL_SIDE)
+    history = [space.measured(params) for params in propose(space, [], count=20, seed=1)]
+    with pytest.raises(LibraryMissing) as missing:
+        propose(space, history, count=1, seed=1)
+    assert "[search]" in missing.value.hint
+    assert propose(space, history, count=1, seed=1, strategy="random")

@@ -1,0 +1,155 @@
+"""The spaces of TVM's solvers: what the search proposes there is new, valid, repeatable, and built from its params alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm_layers import conv, gemm
+
+pytestmark = pytest.mark.usefixtures("tvm_here")
+pytest.importorskip("tvm")
+
+from tuna.errors import BadInput
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.search.history import Measured
+from tuna.libraries.search.proposal import propose
+from tuna.libraries.tvm import records
+from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.search.decisions import Design, factorisations
+from tuna.libraries.tvm.search.schedules import ScheduleSpace
+from tuna.libraries.tvm.search.spaces import module_of, space_of
+
+CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
+DIRECT, WINOGRAD = "TvmConvDirectNCHW", "TvmConvWinograd"
+#: Reads params from stdin, prints a digest of the module that they become.
+REBUILD = """
+import hashlib, json, sys, tvm
+from tvm_layers import conv
+from tuna.libraries.kernels import KernelJob
+from tuna.libraries.tvm import records
+from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.libraries.search.proposal import propose
+job = KernelJob(conv(), sys.argv[1], sys.argv[2])
+params = sys.stdin.read()
+schedule = records.schedule_of(module_of(job), params)
+print(hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest())
+print(json.dumps(propose(space_of(job), [], count=2, seed=3)))
+"""
+
+
+def job(solver: str = DIRECT, **options: object) -> KernelJob:
+    return KernelJob(gemm() if solver == "TvmGemmTile" else conv(), solver, CPU, options=options)
+
+
+def searched_space(solver: str = DIRECT) -> ScheduleSpace:
+    space = space_of(job(solver))
+    assert isinstance(space, ScheduleSpace)
+    return space
+
+
+def as_if_measured(params: str) -> Measured:
+    """A time that the innermost tile of the output channels decides, so that there is something to learn."""
+    found = json.loads(params)[0][1]
+    return Measured(params, 1.0 / (1.0 + sum(decision[-1] for _, decision in found if isinstance(decision, list))))
+
+
+def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
+    import hashlib
+
+    import tvm
+
+    batch = propose(searched_space(), [], count=2, seed=3)
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    given = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77"}
+    command = [sys.executable, "-c", REBUILD, DIRECT, CPU]
+    done = subprocess.run(command, env=given, input=batch[1], capture_output=True, text=True, check=True)
+    digest, proposed = done.stdout.splitlines()
+    schedule = records.schedule_of(module_of(job()), batch[1])
+    assert digest == hashlib.sha256(str(tvm.ir.save_json(schedule.mod)).encode()).hexdigest()
+    assert json.loads(proposed) == batch
+
+
+@pytest.mark.parametrize("solver", [DIRECT, WINOGRAD])
+def test_a_search_of_three_rounds_repeats_nothing_and_learns(solver: str) -> None:
+    space, history = searched_space(solver), []
+    for _ in range(3):
+        history += map(as_if_measured, propose(space, history, count=8, seed=1))
+    assert len({trial.params for trial in history}) == 24
+    times = [trial.seconds or 9.0 for trial in history]
+    assert min(times[16:]) < min(times[:8])
+
+
+def test_params_are_the_same_after_a_rebuild() -> None:
+    for solver in (DIRECT, WINOGRAD, "TvmConvTile", "TvmGemmTile", "TvmUntuned"):
+        own = job(solver)
+        space, module = space_of(own), module_of(own)
+        for params in propose(space, [], count=3, seed=5):
+            again = records.schedule_of(module, params)
+            target = space._target  # type: ignore[attr-defined]
+            assert records.to_params(module, target, again) == params
+
+
+def test_a_candidate_is_built_without_a_proposal(tmp_path: Path) -> None:
+    (params,) = propose(searched_space(), [], count=1, seed=8)
+    TvmBuilder().build(job(), params, tmp_path / "one.so")
+    assert (tmp_path / "one.so").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "params", ["", "[]", "nonsense", '[[[["GetSBlock", [], ["no_such", "main"], ["b0"]]], []], null, {}, []]']
+)
+def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
+    with pytest.raises(BadInput, match="no schedule of this problem"):
+        records.schedule_of(module_of(job()), params)
+    assert searched_space().point_of(params) is None
+
+
+def test_a_family_is_tried_in_the_order_of_its_estimate_after_the_point_that_is_to_be_first() -> None:
+    proposed = TvmBuilder().propose(KernelJob(conv(), "TvmConvTile", CPU, count=4))
+    assert propose(space_of(job("TvmConvTile")), [], count=4, seed=1) == list(proposed)
+    from tuna.libraries.tvm.params import readable
+
+    first = space_of(job("TvmConvTile", first=readable(proposed[2])))
+    assert propose(first, [], count=4, seed=1) == [proposed[2], proposed[0], proposed[1], proposed[3]]
+
+
+def test_a_point_and_its_params_have_the_same_features() -> None:
+    space = searched_space()
+    for params in propose(space, [], count=6, seed=2):
+        point = space.point_of(params)
+        assert point is not None
+        assert space.features(point) == space.features_of(params)
+        assert space.params_of(point) == params
+
+
+@given(st.integers(1, 96), st.integers(1, 4), st.sampled_from([4, 16, 64]))
+@settings(max_examples=50, deadline=None)
+def test_factorisations_are_all_there(extent: int, parts: int, innermost: int) -> None:
+    found = factorisations(extent, parts, innermost)
+    assert len(set(found)) == len(found)
+    for factors in found:
+        product = 1
+        for factor in factors:
+            product *= factor
+        assert product == extent
+        assert factors[-1] <= innermost
+    if parts == 2:
+        assert len(found) == sum(extent % last == 0 for last in range(1, min(extent, innermost) + 1))
+
+
+def test_a_mutated_tile_keeps_its_extent() -> None:
+    trace = [[["SamplePerfectTile", ["l0"], [4, 64], ["v0", "v1", "v2", "v3"]]], [[0, [4, 4, 7, 1]]]]
+    (tile,) = Design.read(trace).decisions
+    chance = random.Random(1)
+    for _ in range(50):
+        a, b, c, d = tile.mutated((4, 4, 7, 1), chance)
+        assert a * b * c * d == 112
+        assert (a, b, c, d) != (4, 4, 7, 1)

@@ -1,0 +1,132 @@
+"""The cost model of a search: gradient-boosted trees (xgboost) that rank candidates by their features.
+
+Its file is a line that names the format, a line of JSON that says what it was trained on, and xgboost's own UBJSON. Nothing is
+pickled. The same histories give the same bytes: one thread, a fixed seed, trials in the order of their params.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuna.errors import BadInput, LibraryMissing
+from tuna.libraries.search.history import Measured, in_order
+from tuna.sentences import install_extra
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_FORMAT = b"tuna-cost-model 1\n"
+#: Trees: few and shallow, for there are tens to hundreds of trials.
+_ROUNDS = 100
+_TREES: Mapping[str, Any] = {
+    "objective": "reg:squarederror",
+    "max_depth": 5,
+    "eta": 0.15,
+    "min_child_weight": 1.0,
+    "subsample": 1.0,
+    "colsample_bytree": 1.0,
+    "tree_method": "hist",
+    "max_bin": 64,
+    "nthread": 1,
+    "seed": 0,
+}
+#: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts as.
+_SLOWEST, _FAILED = 4.0, 5.0
+#: What a trial of a like problem weighs beside one of the problem itself.
+_SIBLING_WEIGHT = 0.3
+
+Features = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Trials of one problem in one environment, to learn from."""
+
+    label: str  #: says which, for people
+    trials: Sequence[Measured]
+    sibling: bool = False  #: of another size or another device than what is searched
+
+
+def learn(features_of: Callable[[str], Features | None], sources: Sequence[Source]) -> bytes:
+    """The cost model trained on these trials; `features_of` is `Space.features_of`, which knows like problems too.
+
+    Raises BadInput if no trial has a time, LibraryMissing without xgboost.
+    """
+    xgboost = _xgboost()
+    rows: list[Features] = []
+    targets: list[float] = []
+    weights: list[float] = []
+    trained_on = []
+    for source in sorted(sources, key=lambda source: (source.sibling, source.label)):
+        known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
+        best = min((trial.seconds for trial, found in known if found and trial.seconds), default=None)
+        if best is None:
+            continue
+        used = [(trial, found) for trial, found in known if found]
+        rows += [found for _, found in used]
+        targets += [_slowdown(trial.seconds, best) for trial, _ in used]
+        weights += [_SIBLING_WEIGHT if source.sibling else 1.0] * len(used)
+        trained_on.append({"label": source.label, "trials": len(used), "sibling": source.sibling})
+    if not rows:
+        raise BadInput("There is no trial with a time to learn from.")
+    names = sorted({name for row in rows for name in row})
+    data = xgboost.DMatrix(
+        _matrix(rows, names), label=np.array(targets), weight=np.array(weights), feature_names=names, nthread=1
+    )
+    booster = xgboost.train({**_TREES, "base_score": float(np.median(targets))}, data, num_boost_round=_ROUNDS)
+    header = {"features": names, "trained_on": trained_on}
+    return _FORMAT + json.dumps(header, sort_keys=True).encode() + b"\n" + bytes(booster.save_raw("ubj"))
+
+
+class CostModel:
+    """A trained model."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises BadInput for bytes that `learn` did not make, LibraryMissing without xgboost."""
+        xgboost = _xgboost()
+        header, newline, trees = data.removeprefix(_FORMAT).partition(b"\n")
+        if not data.startswith(_FORMAT) or not newline:
+            raise BadInput("These bytes are no cost model.")
+        try:
+            self.header: Mapping[str, Any] = json.loads(header)
+            self._names: Sequence[str] = list(self.header["features"])
+            self._booster = xgboost.Booster({"nthread": 1}, model_file=bytearray(trees))
+        except (ValueError, KeyError, TypeError, xgboost.core.XGBoostError) as error:
+            raise BadInput(f"The cost model cannot be read: {str(error).splitlines()[0]}") from None
+
+    def slowdowns(self, rows: Sequence[Features]) -> NDArray[np.float32]:
+        """Of each candidate the predicted logarithm of its time over the best's: the less, the faster."""
+        matrix = _matrix(rows, self._names)
+        found: NDArray[np.float32] = self._booster.inplace_predict(matrix, missing=math.nan, validate_features=False)
+        return found
+
+
+def _slowdown(seconds: float | None, best: float) -> float:
+    return _FAILED if not seconds else min(math.log(seconds / best), _SLOWEST)
+
+
+def _matrix(rows: Sequence[Features], names: Sequence[str]) -> NDArray[np.float32]:
+    """Rows of features; NaN, which xgboost takes for missing, where one has no such feature."""
+    column = {name: index for index, name in enumerate(names)}
+    matrix = np.full((len(rows), len(names)), math.nan, np.float32)
+    for index, row in enumerate(rows):
+        for name, value in row.items():
+            if name in column:
+                matrix[index, column[name]] = value
+    return matrix
+
+
+def _xgboost() -> Any:
+    try:
+        import xgboost
+    except ImportError:
+        raise LibraryMissing(
+            "xgboost is not installed, with which a search learns.", hint=install_extra("search")
+        ) from None
+    return xgboost

@@ -1,0 +1,54 @@
+"""A space of candidates as the search sees it: points to vary and to describe, and the params that a point becomes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+
+#: Decisions of a candidate as whole numbers; what they mean is the space's own affair.
+Point = tuple[int, ...]
+
+
+class Space(ABC):
+    """The candidates of one solver for one problem. Equal problems have equal spaces, in every process."""
+
+    def first(self) -> Sequence[Point]:
+        """Points to try before all others, in this order, whatever a model says of them."""
+        return ()
+
+    @abstractmethod
+    def points(self) -> Iterator[Point]:
+        """All points in a fixed order."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """About how many points there are; exact where it is at most `search.proposal.SMALL`."""
+
+    @abstractmethod
+    def point_of(self, params: str) -> Point | None:
+        """The point that a candidate is; None for params of another space."""
+
+    @abstractmethod
+    def params_of(self, point: Point) -> str | None:
+        """The candidate's params, from which alone it can be built; None for a point that is no valid candidate."""
+
+    @abstractmethod
+    def features(self, point: Point) -> Mapping[str, float]:
+        """What a cost model sees of a point. One name means the same in the spaces of like problems."""
+
+    @abstractmethod
+    def features_of(self, params: str) -> Mapping[str, float] | None:
+        """The same of a candidate of this problem or one like it; None for params in which they cannot be seen."""
+
+    @abstractmethod
+    def random(self, chance: Random) -> Point:
+        """Any point."""
+
+    @abstractmethod
+    def mutated(self, point: Point, chance: Random) -> Point:
+        """The point with one decision changed."""
+
+    @abstractmethod
+    def crossed(self, one: Point, other: Point, chance: Random) -> Point:
+        """A point with some decisions of each; `one` itself where the two have too little in common."""

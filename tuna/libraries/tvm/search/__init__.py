@@ -1,0 +1,1 @@
+"""The spaces of TVM's solvers for `tuna.libraries.search`."""

@@ -1,0 +1,182 @@
+"""MetaSchedule's space of a module, as TVM generates it and as `tuna.libraries.search` varies it. Imports TVM."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from tuna.libraries.search.space import Point, Space
+from tuna.libraries.tvm import records
+from tuna.libraries.tvm.boot import import_intrinsics
+from tuna.libraries.tvm.search.decisions import Design, before_postproc, key_of, own_decisions, values_of
+
+#: Samples of each design, by which it is known where its blocks can be computed.
+_SAMPLES = 4
+_SEED = 1
+
+
+class ScheduleSpace(Space):
+    """Points are (design, decisions); a design of no decisions is a schedule that is there already."""
+
+    def __init__(
+        self, module: Any, target: Any, *, architecture: str, ready: Sequence[Schedule] = (), sampled: bool = True
+    ) -> None:
+        """`ready`: schedules to try first; `sampled`: whether MetaSchedule's designs belong to the space."""
+        self._module, self._target = module, target
+        self._ready = [records.to_params(module, target, schedule) for schedule in ready]
+        self._postprocs: Sequence[Any] = ()
+        self._designs: list[Design] = []
+        if sampled:
+            import_intrinsics(architecture=architecture)
+            context = ms.TuneContext(
+                mod=module,
+                target=target,
+                space_generator="post-order-apply",
+                search_strategy="replay-trace",
+                num_threads=1,
+                rand_state=_SEED,
+                task_name="tuna",
+            )
+            generated = context.generate_design_space()
+            self._postprocs = list(context.space_generator.postprocs)
+            self._designs = [self._design(schedule.trace) for schedule in generated]
+        self._by_key = {key_of([design.instructions, []]): index for index, design in enumerate(self._designs)}
+
+    def first(self) -> Sequence[Point]:
+        """The schedules that are there already."""
+        return [(-1 - index,) for index in range(len(self._ready))]
+
+    def points(self) -> Iterator[Point]:
+        """Design after design."""
+        yield from self.first()
+        for index, design in enumerate(self._designs):
+            for values in design.values():
+                yield (index, *values)
+
+    def size(self) -> int:
+        """With combinations that are no valid schedule."""
+        return len(self._ready) + sum(design.size() for design in self._designs)
+
+    def point_of(self, params: str) -> Point | None:
+        """By the instructions of the record's trace."""
+        if params in self._ready:
+            return (-1 - self._ready.index(params),)
+        trace = _trace(params)
+        design = self._by_key.get(key_of(trace)) if trace else None
+        return None if trace is None or design is None else (design, *values_of(trace))
+
+    def params_of(self, point: Point) -> str | None:
+        """The record of the schedule, after postprocessing; TVM moves a compute location that is not there to the next one."""
+        design, *values = point
+        if design < 0:
+            return self._ready[-1 - design]
+        schedule = self._applied(self._designs[design].trace(tuple(values)))
+        return schedule and records.to_params(self._module, self._target, schedule)
+
+    def features(self, point: Point) -> Mapping[str, float]:
+        """Of the decisions, and how many instructions the design has."""
+        design, *values = point
+        if design < 0:
+            return {"ready": 1.0}
+        return {**self._designs[design].features(tuple(values)), **_of_design(self._designs[design].instructions)}
+
+    def features_of(self, params: str) -> Mapping[str, float] | None:
+        """From the record's own trace."""
+        if params in self._ready:
+            return {"ready": 1.0}
+        trace = _trace(params)
+        if not trace:
+            return None
+        design = _design_of(key_of(trace), json.dumps(own_decisions(trace)))
+        return {**design.features(values_of(trace)), **_of_design(design.instructions)}
+
+    def random(self, chance: Random) -> Point:
+        """A design, then each decision, each as likely as the others of its kind."""
+        if not self._designs:
+            return (-1,)
+        index = chance.randrange(len(self._designs))
+        values: list[int] = []
+        for decision in self._designs[index].decisions:
+            values += chance.choice(decision.options)
+        return (index, *values)
+
+    def mutated(self, point: Point, chance: Random) -> Point:
+        """One decision that has alternatives."""
+        if point[0] < 0:
+            return self.random(chance)
+        design = self._designs[point[0]]
+        parts = design.split(point[1:])
+        free = [index for index, decision in enumerate(design.decisions) if len(decision.options) > 1]
+        if free:
+            index = chance.choice(free)
+            parts[index] = design.decisions[index].mutated(parts[index], chance)
+        return (point[0], *(number for part in parts for number in part))
+
+    def crossed(self, one: Point, other: Point, chance: Random) -> Point:
+        """Within a design, each decision of one or the other."""
+        if one[0] < 0 or one[0] != other[0]:
+            return one
+        design = self._designs[one[0]]
+        parts = [chance.choice(pair) for pair in zip(design.split(one[1:]), design.split(other[1:]), strict=True)]
+        return (one[0], *(number for part in parts for number in part))
+
+    def _design(self, trace: Any) -> Design:
+        """The design of a generated trace, with the compute locations that samples of it have."""
+        locations: dict[int, set[int]] = defaultdict(set)
+        first = self._json(trace)
+        places = {place for place, value in own_decisions(first) if first[0][place][0] == "SampleComputeLocation"}
+        for seed in range(_SEED, _SEED + _SAMPLES):
+            schedule = Schedule(self._module, seed=seed, error_render_level="none")
+            try:
+                Trace(trace.insts, {}).apply_to_schedule(schedule, remove_postproc=True)
+            except Exception:  # noqa: S112  # an invalid sample, of which TVM's primitives have many kinds
+                continue
+            for place, value in own_decisions(self._json(schedule.trace)):
+                if place in places:
+                    locations[place].add(int(value))
+        return Design.read(first, {place: sorted(found) for place, found in locations.items()})
+
+    def _applied(self, trace: Any) -> Schedule | None:
+        schedule = Schedule(self._module, seed=_SEED, error_render_level="none")
+        try:
+            Trace.apply_json_to_schedule(trace, schedule)
+            schedule.enter_postproc()
+            return schedule if all(postproc.apply(schedule) for postproc in self._postprocs) else None
+        except Exception:  # an invalid combination of decisions, of which TVM's primitives have many kinds
+            return None
+
+    def _json(self, trace: Any) -> Any:
+        record = ms.database.TuningRecord(trace, ms.database.Workload(self._module), None, self._target, [])
+        return json.loads(records.to_text(record.as_json()))[0]
+
+
+def _trace(params: str) -> Any:
+    """The trace in a record, None for a text that has none."""
+    try:
+        trace = json.loads(params)[0]
+        before_postproc(trace)
+        own_decisions(trace)
+    except (ValueError, TypeError, LookupError):
+        return None
+    return trace
+
+
+@functools.lru_cache(maxsize=4096)
+def _design_of(key: str, decisions: str) -> Design:
+    return Design.read([json.loads(key), json.loads(decisions)])
+
+
+def _of_design(instructions: Sequence[Any]) -> dict[str, float]:
+    """Designs of one problem differ in the kinds of their instructions."""
+    found: dict[str, float] = {}
+    for name, *_ in instructions:
+        found[f"count.{name}"] = found.get(f"count.{name}", 0.0) + 1.0
+    return found
