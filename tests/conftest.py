@@ -203,7 +203,7 @@ def _redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 @pytest.fixture()
 def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
     """A client of an empty Redis."""
-    client = redis.Redis(unix_socket_path=str(_redis_server.socket))
+    client = redis.Redis.from_url(_redis_server.url)
     client.flushall()
     return client
 

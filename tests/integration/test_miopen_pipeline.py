@@ -14,11 +14,11 @@ from jobs_builder import accepted, states
 from processes import Processes, below
 from shared_data import DRILLS
 
+from tuna import embedded_redis
 from tuna.configs import ConvConfig, parse_line
 from tuna.db import configs, jobs, sessions, solvers
 from tuna.db.engine import reading, writing
 from tuna.db.models import Config, FindDb, FindDbKernel, Job, Solver, StepResult, Trial
-from tuna.embedded_redis import socket_path
 from tuna.libraries.miopen import request
 from tuna.libraries.registry import get_library
 from tuna.settings import get_settings
@@ -81,7 +81,7 @@ def test_jobs_survive_kills_of_everything(
             psutil.wait_procs(children, timeout=10)
             assert not [child for child in children if child.is_running()], "fin outlived its worker"
         running[victim] = processes.coordinator() if victim == "coordinator" else processes.worker(victim)
-    redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir))).flushall()  # costs the work in flight alone
+    redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()  # costs the work in flight alone
     eventually(lambda: set(states(engine)) <= {"evaluated", "errored"}, 240)
     assert running["coordinator"].wait(30) == 0
     _check(engine, total)

@@ -13,9 +13,9 @@ from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes, below
 from shared_data import need
 
+from tuna import embedded_redis
 from tuna.db.engine import writing
 from tuna.db.models import Job
-from tuna.embedded_redis import socket_path
 from tuna.settings import get_settings
 from tuna.testing.servers import find, rabbitmq_server, redis_server
 
@@ -76,7 +76,7 @@ def test_a_wiped_redis_costs_only_the_work_in_flight(
         processes.worker(name)
     processes.coordinator()
     eventually(lambda: states(engine).get("compiled", 0) + states(engine).get("evaluated", 0) > 0, 60)
-    redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir))).flushall()
+    redis.Redis.from_url(embedded_redis.url(get_settings().run_dir)).flushall()
     eventually(lambda: states(engine) == {"evaluated": 120}, 90)
     assert {count for *_, count in accepted(engine)} == {1}
 
@@ -116,6 +116,6 @@ def test_another_environments_work_is_left_for_those_who_have_it(
     worker = processes.worker("eval")
     processes.coordinator()
     eventually(lambda: states(engine) == {"eval_queued": 10}, 30)
-    client = redis.Redis(unix_socket_path=str(socket_path(get_settings().run_dir)))
+    client = redis.Redis.from_url(embedded_redis.url(get_settings().run_dir))
     eventually(lambda: worker.children() and [client.llen(key) for key in client.keys("eval.*")] == [1], 30)
     assert states(engine) == {"eval_queued": 10}

@@ -53,7 +53,7 @@ def _process(server: EmbeddedRedis) -> psutil.Process:
 
 
 def _client(server: EmbeddedRedis) -> redis.Redis:
-    return redis.Redis(unix_socket_path=str(server.socket), socket_timeout=5)
+    return redis.Redis.from_url(server.url, socket_timeout=5)
 
 
 def test_the_last_user_stops_it(server: EmbeddedRedis, run_dir: Path, eventually: Eventually) -> None:
@@ -124,7 +124,7 @@ def _busy(server: EmbeddedRedis) -> Iterator[None]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    killer = redis.Redis(unix_socket_path=str(server.socket))
+    killer = redis.Redis.from_url(server.url)
 
     def refuses() -> bool:
         try:

@@ -99,7 +99,7 @@ def test_a_pickle_is_not_opened_and_the_worker_lives(
                 content_encoding=encoding,
                 headers=headers,
             )
-    client = redis.Redis(unix_socket_path=str(EmbeddedRedis(get_settings().run_dir).socket))
+    client = redis.Redis.from_url(EmbeddedRedis(get_settings().run_dir).url)
     last = hostile[-1][3]["id"]
     log = home / "log"
     eventually(lambda: last in log.read_text() and "dropped" in log.read_text().partition(last)[2], 60)

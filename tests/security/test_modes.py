@@ -72,7 +72,7 @@ def test_the_embedded_redis_listens_on_no_port(home: Path) -> None:
     server = EmbeddedRedis(get_settings().run_dir)
     server.acquire()
     try:
-        client = redis.Redis(unix_socket_path=str(server.socket))
+        client = redis.Redis.from_url(server.url)
         process = psutil.Process(client.info()["process_id"])
         assert client.config_get("port")["port"] == "0"
         assert [item for item in process.net_connections("inet") if item.status == psutil.CONN_LISTEN] == []

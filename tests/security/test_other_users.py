@@ -242,7 +242,7 @@ def test_a_folder_for_the_socket_that_another_user_made_is_not_used_and_blocks_n
     again = EmbeddedRedis(get_settings().run_dir)
     again.acquire()
     assert again.socket.parent not in (place, home)
-    with contextlib.closing(redis.Redis(unix_socket_path=str(again.socket))) as client:
+    with contextlib.closing(redis.Redis.from_url(again.url)) as client:
         assert client.ping()
     assert EmbeddedRedis(get_settings().run_dir).socket == again.socket
     again.release()

@@ -59,6 +59,7 @@ from tuna.api.model_building import TOLERANCE, BuiltModel, Checks, build_model
 from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
+from tuna.api.rpc import count_workers, listening
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
 from tuna.api.sessions import (
     StartedSession,
@@ -133,6 +134,7 @@ __all__ = [
     "check_device",
     "compare_databases",
     "compare_sessions",
+    "count_workers",
     "coverage",
     "create_token",
     "delete_session",
@@ -158,6 +160,7 @@ __all__ = [
     "list_tables",
     "list_tokens",
     "list_workers",
+    "listening",
     "load_example_job",
     "load_jobs",
     "merge_databases",

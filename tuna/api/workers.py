@@ -72,17 +72,15 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
     """
     import redis
 
+    from tuna.api.rpc import master_url
     from tuna.membership.join import without_secrets
     from tuna.pipeline.connection import redis_url, uses_embedded
     from tuna.settings import get_settings
 
     settings = get_settings()
-    if uses_embedded(settings):
-        raise BadInput(
-            "Workers join over the network, and the embedded Redis is on this machine only.", hint="set TUNA_BROKER_URL"
-        )
-    reached = without_secrets(url or redis_url(settings))
-    if not reached.startswith(("redis://", "rediss://")) or not redis_url(settings).startswith(("redis:", "rediss:")):
+    own = master_url() if uses_embedded(settings) else redis_url(settings)
+    reached = without_secrets(url or own)
+    if not reached.startswith(("redis://", "rediss://")) or not own.startswith(("redis:", "rediss:")):
         raise BadInput("Workers join over redis:// or rediss://.", hint="give their URL with --url")
     try:
         return _gate().create_token(role, ttl_s, reached).full()

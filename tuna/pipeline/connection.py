@@ -6,13 +6,14 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 
-from tuna import celery_internals, redis_client, tls
-from tuna.embedded_redis import EmbeddedRedis, socket_path
+from tuna import celery_internals, embedded_redis, redis_client, tls
+from tuna.embedded_redis import EmbeddedRedis
 from tuna.errors import ServiceError
 from tuna.membership import keys
 from tuna.settings import Settings
@@ -32,29 +33,32 @@ def uses_embedded(settings: Settings) -> bool:
 
 
 @functools.cache
-def _embedded(settings_home: str) -> EmbeddedRedis:
-    from pathlib import Path
+def _of_folder(run_dir: Path) -> EmbeddedRedis:
+    return EmbeddedRedis(run_dir)
 
-    return EmbeddedRedis(Path(settings_home))
+
+def embedded(settings: Settings) -> EmbeddedRedis:
+    """This process's reference to the embedded Redis of the settings' home."""
+    return _of_folder(settings.run_dir)
 
 
 def ensure_services(settings: Settings) -> None:
     """Start the embedded Redis if the settings name no broker; does nothing otherwise."""
     if uses_embedded(settings):
-        _embedded(str(settings.run_dir)).acquire()
+        embedded(settings).acquire()
 
 
 def release_services(settings: Settings) -> None:
     """Release the embedded Redis; the last process that uses it stops it."""
     if uses_embedded(settings):
-        _embedded(str(settings.run_dir)).release()
+        embedded(settings).release()
 
 
 def broker_url(settings: Settings) -> str:
     """Celery's broker URL, secrets included."""
     if settings.broker_url is not None:
         return settings.broker_url.get_secret_value()
-    return f"redis+socket://{quote(str(socket_path(settings.run_dir)))}"
+    return embedded_redis.url(settings.run_dir).replace("unix:", "redis+socket:", 1)
 
 
 def make_celery(settings: Settings) -> Celery:
@@ -99,7 +103,7 @@ def redis_url(settings: Settings) -> str:
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()
     if settings.broker_url is None:
-        return f"unix://{quote(str(socket_path(settings.run_dir)))}"
+        return embedded_redis.url(settings.run_dir)
     url = settings.broker_url.get_secret_value()
     if url.partition(":")[0] in ("redis", "rediss"):
         return url
