@@ -33,7 +33,7 @@ def compare(baseline: Path, db: str, count: int, steps: list[str], rounds: int) 
 
 def _figures_of(folder: Path, db: str, count: int, steps: list[str]) -> dict[str, float]:
     """The figures of one run of a checkout; those of the first release by their present names."""
-    command = [folder / ".venv/bin/python", "-m", "benchmarks.pipeline", "--db", db, "--jobs", str(count)]
+    command = [str(folder / ".venv/bin/python"), "-m", "benchmarks.pipeline", "--db", db, "--jobs", str(count)]
     result = subprocess.run(
         [*command, "--steps", ",".join(steps)], cwd=folder, stdout=subprocess.PIPE, text=True, check=False
     )

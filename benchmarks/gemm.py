@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _finalists(config: GemmConfig, contest: Contest, options: argparse.Namespace
         error = problem.error(tensors[-1].numpy())
         label = f"{index} {point.to_json()} error {error:.1e}"
         assert error <= problem.tolerance, label
-        found = Contestant(label, lambda function=function, tensors=tensors: function(*tensors), float(config.flops))
+        found = Contestant(label, partial(function, *tensors), float(config.flops))
         looks.append((contest.calibrate(found), found))
         if options.all:
             print(f"{config.label:24} {found.flops / looks[-1][0] / 1e9:6.1f} GFLOP/s {label}", file=sys.stderr)

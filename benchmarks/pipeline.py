@@ -376,7 +376,8 @@ def _one_per_message() -> float:
     )
     try:
         with app.connection_for_read() as connection:
-            client = connection.default_channel.client
+            channel: Any = connection.default_channel
+            client = channel.client
             while client.llen(app.conf.task_default_queue) or client.hlen("unacked"):
                 if worker.poll() is not None:
                     raise SystemExit(f"The worker of plain Celery ended with exit code {worker.returncode}.")

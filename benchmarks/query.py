@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Outcome
@@ -56,7 +57,7 @@ def _measure(db: str, rows: int) -> int:
     engine = open_database()
     with reading(engine) as connection:
         for name, wanted in _questions().items():
-            figures[f"{name}_s"] = _best(lambda wanted=wanted: query(connection, wanted))  # type: ignore[misc]
+            figures[f"{name}_s"] = _best(partial(query, connection, wanted))
             figures[f"{name}_rows"] = len(query(connection, wanted))
         baseline = _best(lambda: connection.execute(_one_statement()).all())
     command = [sys.executable, "-m", "tuna", "query", "--json"]
@@ -134,10 +135,10 @@ def fill(engine: sa.Engine, layers: int) -> None:
     with writing(engine) as connection:
         for number in range(_SESSIONS):
             where = number % _ENVIRONMENTS
-            facts = Environment("noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}")
-            sessions.create(connection, facts, f"night {number}")
+            here = Environment("noop", "1", f"arch{where}", 1, "toolchain", device=f"device {where}")
+            sessions.create(connection, here, f"night {number}")
         names = [*(f"Solver{number}" for number in range(_PER_LAYER)), "Rare"]
-        facts = {
+        facts: dict[str, Any] = {
             "library": "noop",
             "kinds": "gemm",
             "algorithm": "Direct",
@@ -227,7 +228,7 @@ def fill(engine: sa.Engine, layers: int) -> None:
     )
 
 
-def _one_statement() -> sa.Select[Any]:
+def _one_statement() -> sa.Executable:
     import sqlalchemy as sa
 
     from tuna.db.models import Config, Environment, FindDb, Session, Solver, Trial

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,14 @@ class Onednn:
         found = []
         for layout in layouts:
             index = _LAYOUTS.index(layout)
-            handles = self._handles(lambda rank, index=index: self._library.conv_create(sizes, index, rank))
+            handles = self._handles(partial(self._library.conv_create, sizes, index))
             found += [(f"oneDNN {layout} {name}", handle) for name, handle in handles]
         return self._best(found, float(config.flops), contest)
 
     def products(self, config: GemmConfig, contest: Contest) -> list[Contestant]:
         """The two best of a quick look at its matrix products; of one matrix, not transposed."""
         sizes = config.m, config.n, config.k
-        handles = self._handles(lambda rank: self._library.matmul_create(*sizes, rank))
+        handles = self._handles(partial(self._library.matmul_create, *sizes))
         return self._best([(f"oneDNN {name}", handle) for name, handle in handles], float(config.flops), contest)
 
     def _handles(self, create: Callable[[int], Any]) -> Iterable[tuple[str, Any]]:
@@ -64,7 +65,7 @@ class Onednn:
     def _best(self, handles: list[tuple[str, Any]], flops: float, contest: Contest) -> list[Contestant]:
         looks = []
         for name, handle in handles:
-            contestant = Contestant(name, lambda kernel=handle: self._library.kernel_run(kernel), flops)
+            contestant = Contestant(name, partial(self._library.kernel_run, handle), flops)
             looks.append((contest.calibrate(contestant), contestant))
         looks.sort(key=lambda look: look[0])
         return [contestant for _, contestant in looks[:2]]

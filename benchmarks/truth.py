@@ -159,7 +159,7 @@ def _session(home: Path, layers: Mapping[str, str], options: argparse.Namespace)
     return Session(trials, status["noisy"], found["results"], wall_s)
 
 
-def _canonical(driver: str) -> str:
+def _canonical(driver: str) -> str | None:
     from tuna.configs import parse_line
 
     return parse_line(driver)[0].driver()
