@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import peak_mib
 
 BUDGET_S = 30.0
@@ -43,9 +43,7 @@ _DUMP = (
 
 def main() -> int:
     """Command line; `--rows`: find-db rows of the larger session, the smaller one has a tenth."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
+    parser = command_line(__doc__, rows=1_000_000)
     parser.add_argument("--child", nargs=3, metavar=("WHAT", "DATABASE", "DIRECTORY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

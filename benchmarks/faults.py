@@ -6,7 +6,6 @@ reported on stderr, with its events, its log directory and the command that repe
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -15,19 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 def main() -> int:
     """Command line: which seeds, how many jobs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
-    options = parser.parse_args()
+    options = command_line(__doc__, seeds=20, first_seed=1, jobs=2000).parse_args()
     sys.path[:0] = [str(_TESTS), str(_TESTS / "faults")]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits through the `with` blocks, which stop the cluster
     for name in [name for name in os.environ if name.startswith(("TUNA_", "CELERY_"))]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+
+def command_line(about: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """The parser of a benchmark: an option for each of these numbers, by default that one; `--json` has no effect."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default: {default}")
+    return parser
 
 
 @dataclass

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import CpuMeter, home, peak_mib
 
 BUDGET_S = 30.0
@@ -29,10 +29,8 @@ _REPEATS = 3
 
 def main() -> int:
     """Command line; `--jobs`: jobs of the larger load, the smaller one has a tenth."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser = command_line(__doc__, jobs=1_000_000)
     parser.add_argument("--db", choices=("sqlite", "mariadb"), default="mariadb")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=2, metavar=("SESSION", "TAG"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import joined as joined_workers
 from benchmarks.baseline import compare
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import CpuMeter, home, peak_mib
 
 BUDGET_JOBS_PER_S = {"sqlite": 5000.0, "mariadb": 3000.0}
@@ -54,7 +54,7 @@ class Run:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--db", choices=("sqlite", "mariadb"), default="sqlite")
     parser.add_argument("--library", choices=("noop", "miopen"), default="noop")
     parser.add_argument("--jobs", type=int, help=f"default: {_JOBS}")
@@ -64,7 +64,6 @@ def main() -> int:
     parser.add_argument("--gate", action="store_true", help="compare a worker that joined by token with an own worker")
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="checkout to compare with; it has a .venv")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="runs of each, for --baseline and --gate")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     parser.add_argument("--child", nargs=3, metavar=("SESSION", "STEPS", "WORKERS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

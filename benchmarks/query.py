@@ -6,7 +6,6 @@ a command, with the start of Python. The baseline is one statement with all join
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from benchmarks.servers import home
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ _LATE = _START + timedelta(days=365)
 
 def main() -> int:
     """Command line; `--rows`: results of sessions and imports."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser = command_line(__doc__, rows=1_000_000)
     parser.add_argument("--db", choices=("sqlite", "mariadb"), default="sqlite")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     with home(options.db):
         return _measure(options.db, options.rows)

@@ -6,13 +6,12 @@ are the baseline. The same set-ups through the real pipeline on a simulated devi
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.api import read_scenario, simulate
 from tuna.pipeline.policies import POLICIES
 from tuna.simulation.outcome import Simulated
@@ -37,12 +36,7 @@ _LIMIT_S = 60.0
 
 def main() -> int:
     """Command line; `--seeds`: simulations of each set-up."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
-    options = parser.parse_args()
+    options = command_line(__doc__, seeds=12, devices=1000, jobs=100_000).parse_args()
     print("through the real pipeline: not measured, it needs rounds", file=sys.stderr)
     outcome = Outcome("schedule", {"seeds": options.seeds})
     _compare(outcome, options.seeds)

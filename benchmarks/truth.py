@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Outcome
+from benchmarks.harness import Outcome, command_line
 from tuna.libraries.kernels import Kernel, KernelJob, Loader
 
 LAYERS = {
@@ -72,11 +72,10 @@ def main() -> int:
     """Command line: how much to try."""
     if sys.argv[1:2] == ["--judge"]:
         return _judge_process(Path(sys.argv[2]))
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--layers", type=int, default=len(LAYERS), help="how many of the layers")
     parser.add_argument("--candidates", type=int, default=8, help="for each layer and solver")
     parser.add_argument("--solvers", default="", help="comma-separated; default: all")
-    parser.add_argument("--json", action="store_true", help="no effect: the output is always JSON")
     options = parser.parse_args()
     layers = dict(list(LAYERS.items())[: options.layers])
     with tempfile.TemporaryDirectory(prefix="tuna-truth-", dir="/tmp") as name:
