@@ -22,7 +22,7 @@ from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
 from tuna.artifacts import Artifacts
-from tuna.errors import LibraryMissing
+from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
@@ -287,6 +287,14 @@ def test_a_board_of_another_kind_is_refused(board: Board, bench_at: Callable[...
     result = evaluated(bench, artifacts)
     assert result.cause is Cause.DEVICE_LOST
     assert "is another than the session's: flags" in result.output_tail
+
+
+def test_a_board_that_does_not_say_its_architecture_needs_a_target() -> None:
+    """A runtime without a compiler knows no triple; this machine's is not the board's."""
+    silent = {"cpu": "", "triple": "", "threads": 4, "llvm": 0, "emulator": "", "model": ""}
+    with pytest.raises(BadInput, match="The board with the key pi does not say what its CPU is") as refused:
+        boards.environment_of(silent, None, "pi")
+    assert "--target" in refused.value.hint
 
 
 def test_waiting_for_a_board_ends_with_the_worker(board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]) -> None:

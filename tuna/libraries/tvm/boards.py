@@ -72,9 +72,9 @@ def open_request(place: Place, session_s: float) -> dict[str, Any]:
 def environment_of(facts: Mapping[str, Any], target: Mapping[str, Any] | None, key: str) -> Environment:
     """The environment of a board by what it says of itself, for a target; None: the board's own.
 
-    Raises BadInput for a target that the board cannot run.
+    Raises BadInput for a target that the board cannot run, and without one for a board that does not say what its CPU is.
     """
-    target = target or _own_target(facts)
+    target = target or _own_target(facts, key)
     flags = {"device_key": key, "cpu": str(facts["cpu"]), "runtime": f"llvm-{facts['llvm']}"}
     if facts["emulator"]:
         flags["emulator"] = str(facts["emulator"])
@@ -97,7 +97,10 @@ def _device(facts: Mapping[str, Any], key: str, architecture: str) -> str:
     return f"{name}, emulated by {facts['emulator']}" if facts["emulator"] else name
 
 
-def _own_target(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _own_target(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
+    if not facts["triple"]:  # its runtime has no compiler to ask
+        text = f"The board with the key {key} does not say what its CPU is."
+        raise BadInput(text, hint=f"give its target with --target, {targets.EXAMPLE}")
     target = {"kind": "llvm", "num-cores": int(facts["threads"])}
     target["mtriple"] = targets.triple({"mtriple": facts["triple"]})
     if facts["cpu"] and facts["cpu"] != "generic":

@@ -39,7 +39,7 @@ _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
 #: Older names of an architecture.
 _ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
 _DEFAULT_SYSTEM = "linux-gnu"
-_EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
+EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
 _LINKER_TIMEOUT_S = 30.0
 
 
@@ -51,7 +51,7 @@ def parse(text: str) -> dict[str, Any]:
         log.warning("the target lvm is taken for llvm")
         kind = "llvm"
     if kind != "llvm":
-        raise BadInput(f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=_EXAMPLE)
+        raise BadInput(f"Boards are tuned on their CPU, for a target of kind llvm, not {kind!r}.", hint=EXAMPLE)
     found: dict[str, Any] = {"kind": kind}
     for name, value in given.items():
         if name not in _ATTRIBUTES:
@@ -89,7 +89,7 @@ def match(target: Mapping[str, Any], board: str, key: str) -> None:
     """Raise BadInput for a target of another architecture than a board's."""
     if architecture(target) != board:
         raise BadInput(
-            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.", hint=_EXAMPLE
+            f"Boards with the key {key} are {board}, and the target is for {architecture(target)}.", hint=EXAMPLE
         )
 
 
@@ -129,9 +129,9 @@ def _from_json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"The target is no JSON object: {error}.", hint=_EXAMPLE) from None
+        raise BadInput(f"The target is no JSON object: {error}.", hint=EXAMPLE) from None
     if not isinstance(found, dict):
-        raise BadInput("The target is no JSON object.", hint=_EXAMPLE)
+        raise BadInput("The target is no JSON object.", hint=EXAMPLE)
     if "host" in found:
         raise BadInput("A target of a CPU has no host.", hint="leave it out")
     return found
@@ -142,16 +142,16 @@ def _from_words(text: str) -> dict[str, Any]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise BadInput(f"The target {text!r} cannot be read: {error}.", hint=_EXAMPLE) from None
+        raise BadInput(f"The target {text!r} cannot be read: {error}.", hint=EXAMPLE) from None
     if not words:
-        raise BadInput("The target is empty.", hint=_EXAMPLE)
+        raise BadInput("The target is empty.", hint=EXAMPLE)
     found: dict[str, Any] = {"kind": words[0]}
     rest = words[1:]
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         given: str | bool = value
         if not name.startswith("-") or name.strip("-") == "":
-            raise BadInput(f"{name!r} is no attribute of a target.", hint=_EXAMPLE)
+            raise BadInput(f"{name!r} is no attribute of a target.", hint=EXAMPLE)
         name = name.lstrip("-")
         if not equals:
             follows = bool(rest) and not rest[0].startswith("-")
@@ -174,11 +174,11 @@ def _typed(name: str, value: Any) -> Any:
             return int(value)
     elif isinstance(value, str) and value:
         return value
-    raise BadInput(f"The target's {name} cannot be {value!r}.", hint=_EXAMPLE)
+    raise BadInput(f"The target's {name} cannot be {value!r}.", hint=EXAMPLE)
 
 
 def _listed(name: str, value: Any) -> Sequence[str]:
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise BadInput(f"The target's {name} is no list of words.", hint=_EXAMPLE)
+        raise BadInput(f"The target's {name} is no list of words.", hint=EXAMPLE)
     return sorted(set(words)) if name in _SETS else words
