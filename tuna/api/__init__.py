@@ -61,6 +61,7 @@ from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_mode
 from tuna.api.results import coverage, query, winners
 from tuna.api.rpc import count_workers, listening
 from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
+from tuna.api.serving import Boards, join, serve_workers
 from tuna.api.sessions import (
     StartedSession,
     check_device,
@@ -82,17 +83,14 @@ from tuna.api.sessions import (
 from tuna.api.simulation import read_scenario, recorded_scenario, simulate
 from tuna.api.tuning import PreparedTuning, prepare_tuning
 from tuna.api.workers import (
-    Boards,
     Role,
     Token,
     Worker,
     create_token,
-    join,
     list_tokens,
     list_workers,
     remote_exec,
     revoke_token,
-    serve_workers,
     set_worker_state,
 )
 

@@ -1,4 +1,4 @@
-"""Workers: tokens, list, states; run here; remote execution."""
+"""Workers: tokens, list, states; remote execution."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 Role = Literal["compile", "eval"]
 #: How long a revocation waits for each answer of Redis.
 _ANSWER_S = 5.0
-
-
-@dataclass(frozen=True)
-class Boards:
-    """The boards behind TVM's RPC that an eval worker measures on; what is empty is as the settings say."""
-
-    tracker: str = ""  #: HOST:PORT
-    device_key: str = ""
-    target: str = ""
-    reset: str = ""  #: command line that may bring a lost one back
 
 
 @dataclass(frozen=True)
@@ -283,96 +273,6 @@ def _gate(*, impatient: bool = False) -> Gate:
     clients = impatient_clients(settings, _ANSWER_S) if impatient else (connect(settings), connect_admin(settings))
     evict = Leases(clients[0], namespace, settings.lease_s).evict
     return Gate(engine, clients[0], namespace, settings.lease_s, evict, admin=clients[1])
-
-
-def join(role: Role, line: str, processes: int = 1, *, devices: str | None = None) -> None:
-    """Become a member with the token of `line`; its settings go into this process's environment, for its workers.
-
-    `processes`, `devices`: as for `serve_workers`.
-    """
-    import os
-    import socket
-
-    from pydantic import ValidationError
-
-    from tuna.membership.join import MAX_PROCESSES, Facts
-    from tuna.membership.join import join as ask
-    from tuna.pipeline.served_queues import ServedQueues
-    from tuna.sandbox import discovery
-    from tuna.settings import get_settings
-
-    if devices is not None:
-        processes = len(discovery.choose(discovery.discover(), devices))
-    served = ServedQueues()
-    queues = [queue for queue in served.under(role).values() if isinstance(queue, str)]
-    names = tuple(queue.partition(".")[2] for queue in queues)
-    try:
-        facts = Facts(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=served.device_name(queues),
-            environments=names if role == "eval" else (),
-            toolchains=names if role == "compile" else (),
-            processes=min(processes, MAX_PROCESSES),
-        )
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise BadInput(f"This machine's {first['loc'][0]} cannot be sent to a coordinator: {first['msg']}.") from None
-    os.environ.update(ask(line, role, facts))
-    get_settings.cache_clear()
-
-
-def serve_workers(
-    role: Role,
-    processes: int = 1,
-    *,
-    devices: str | None = None,
-    session_id: int | None = None,
-    once: bool = False,
-    boards: Boards | None = None,
-) -> int:
-    """Run workers in the foreground until they have ended; returns the exit code. Needs the main thread.
-
-    `devices`: `all`, or numbers such as `0,2`, one eval worker for each; `session_id`: the only session to work for;
-    `once`: leave when the queues are empty; `boards`: measure on these.
-    """
-    from tuna.workers.serve import serve
-
-    session = "" if session_id is None else _session_text(session_id)
-    variables = _of_boards(role, boards, session) if boards else {}
-    return serve(role, processes, devices=devices, session=session, once=once, variables=variables)
-
-
-def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
-    """The settings of a worker that measures on boards; raises BadInput."""
-    import json
-
-    from tuna.libraries.tvm import targets
-    from tuna.libraries.tvm.boards import Boards as Found
-    from tuna.settings import get_settings
-
-    if role != "eval":
-        raise BadInput(
-            "Only eval workers measure on boards.", hint="leave out --tvm-tracker: any worker compiles for them"
-        )
-    settings = get_settings()
-    tracker, key = boards.tracker or settings.tvm_tracker, boards.device_key or settings.tvm_device_key
-    target = boards.target or (json.loads(session)["environment"]["target"] if session else settings.tvm_target)
-    Found.at(tracker, key)  # refused here, for a worker that ends is started again
-    if target:
-        targets.parse(target)
-    found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}
-    return {**found, **({"TUNA_TVM_RESET": boards.reset} if boards.reset else {})}
-
-
-def _session_text(session_id: int) -> str:
-    from tuna.db import sessions
-    from tuna.db.database import open_database
-    from tuna.db.engine import reading
-    from tuna.membership.compatibility import session_text
-
-    with reading(open_database()) as connection:
-        return session_text(session_id, sessions.get(connection, session_id).environment)
 
 
 def remote_exec(command: str) -> Sequence[Answer]:
