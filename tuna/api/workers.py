@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tuna.errors import BadInput, NotFound, ServiceError
 from tuna.sentences import choices
@@ -85,23 +85,13 @@ def list_tokens() -> list[Token]:
     from tuna.db.types import utc_now
     from tuna.membership import members
 
-    now = utc_now()
+    def state(row: Any) -> str:
+        if row.used_at or row.revoked_at:
+            return "used" if row.used_at else "revoked"
+        return "open" if row.expires_at > utc_now() else "expired"
+
     with reading(open_database()) as connection:
-        return [
-            Token(
-                row.id,
-                row.role,
-                "used"
-                if row.used_at
-                else "revoked"
-                if row.revoked_at
-                else "open"
-                if row.expires_at > now
-                else "expired",
-                row.expires_at,
-            )
-            for row in members.tokens(connection)
-        ]
+        return [Token(row.id, row.role, state(row), row.expires_at) for row in members.tokens(connection)]
 
 
 def revoke_token(token_id: str) -> None:
