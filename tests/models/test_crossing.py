@@ -21,7 +21,6 @@ from tvm import relax, rpc
 
 from tuna.errors import BadInput
 from tuna.libraries.tvm.remote import RemoteValues
-from tuna.libraries.tvm.rpc import close
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -38,7 +37,7 @@ def session(server: Any) -> Iterator[Any]:
     """A server has one at a time, and what failed may still refer to it."""
     found = rpc.connect("127.0.0.1", server.port)
     yield found
-    close(found)
+    found.get_function("CloseRPCConnection")()
 
 
 @pytest.fixture

@@ -155,11 +155,6 @@ def connect(tracker: Tracker, key: str, *, timeout_s: float, lease_s: float) -> 
         ) from error
 
 
-def close(session: Any) -> None:
-    """End a session, so that its board serves others; without it that happens once nothing refers to the session."""
-    session.get_function("CloseRPCConnection")()
-
-
 def facts(session: Any) -> dict[str, Any]:
     """What decides whether two boards are of one kind, as their runtime says it."""
 
