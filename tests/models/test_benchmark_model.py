@@ -7,6 +7,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_where_it_runs_must_be_said(type_in: Type, library: Callable[..., Path],
 
 def test_a_held_board_is_waited_for_and_no_longer(library: Callable[..., Path], tracker: Tracker) -> None:
     place = Place(tracker, KEY)
-    with BenchmarkProcess(place, []) as holder:
+    with closing(BenchmarkProcess(place, [])) as holder:
         holder.open("main", 60)
         with pytest.raises(ServiceError, match="No board with the device key 'loopback' became free within 1 s"):
             list(benchmark.measure(Place(tracker, KEY, wait_s=1), {"a": library(relax_models.static)}, [], [{}]))
@@ -286,7 +287,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(type_in: Type, 
         assert ended.code == 0, ended
         (row,) = api.list_benchmarks()
         assert row.where == f"qemu, emulated by qemu-aarch64 at {tracker}"
-        with BenchmarkProcess(Place(tracker, "qemu"), [static]) as process:
+        with closing(BenchmarkProcess(Place(tracker, "qemu"), [static])) as process:
             assert process.open("main", 60) == "qemu-aarch64"
             process.load("a", static)
             process.run({"x": ["float32", [2, 3]]}, ["x"], 0)
@@ -297,7 +298,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(type_in: Type, 
 
 def test_only_a_client_of_a_board_may_open_connections(tracker: Tracker) -> None:
     for place, network in ((Place(), False), (Place(tracker, KEY), True)):
-        with BenchmarkProcess(place, []) as process:
+        with closing(BenchmarkProcess(place, [])) as process:
             box = process._child.box
             assert box is not None
             assert box.network is network

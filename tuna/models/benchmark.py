@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -86,7 +86,7 @@ _Found = TypeVar("_Found", bound=_Answer)
 
 
 class BenchmarkProcess:
-    """A child with one session on the board; ended by `close` or at the end of a `with`, and the board is free again."""
+    """A child with one session on the board; ended by `close`, and the board is free again."""
 
     def __init__(self, place: Place, models: Sequence[Path]) -> None:
         """`models` are the libraries that may be loaded."""
@@ -106,15 +106,17 @@ class BenchmarkProcess:
     def open(self, function: str, lease_s: float) -> str:
         """Take the board; its emulator, if it has one."""
         place = self._place
-        tracker = None if place.tracker is None else [place.tracker.host, place.tracker.port]
-        given = {
-            "tracker": tracker,
-            "key": place.device_key,
-            "wait_s": place.wait_s,
-            "memory_bytes": place.memory_bytes,
-        }
-        limit_s = place.wait_s + _START_S
-        return self._call(_Opened, "open", limit_s, **given, lease_s=lease_s, function=function).emulator
+        return self._call(
+            _Opened,
+            "open",
+            place.wait_s + _START_S,
+            tracker=None if place.tracker is None else [place.tracker.host, place.tracker.port],
+            key=place.device_key,
+            wait_s=place.wait_s,
+            memory_bytes=place.memory_bytes,
+            lease_s=lease_s,
+            function=function,
+        ).emulator
 
     def load(self, label: str, path: Path) -> list[str]:
         """Load a library as the model `label`; the names of its function's parameters."""
@@ -158,14 +160,6 @@ class BenchmarkProcess:
         self._child.close()
         self._home.cleanup()
 
-    def __enter__(self) -> BenchmarkProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def measure(
     place: Place,
@@ -184,7 +178,7 @@ def measure(
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
-    with BenchmarkProcess(place, list(models.values())) as process:
+    with contextlib.closing(BenchmarkProcess(place, list(models.values()))) as process:
         emulator = process.open(function, lease_s)
         order: list[str] = []
         for label, path in models.items():
