@@ -12,7 +12,7 @@ class State(str, Enum):
     COMPILE_QUEUED = "compile_queued"  #: leased and published for a CPU step
     COMPILING = "compiling"  #: a worker took it
     COMPILED = "compiled"  #: the CPU step is done: final when it was the last step, else waits for the next
-    SEARCHING = "searching"  #: a round is learned from; the next CPU step will come
+    SEARCHING = "searching"  #: waits for a CPU step that is not the first: `search` has proposed what to compile
     EVAL_QUEUED = "eval_queued"  #: leased and published for a device step
     EVALUATING = "evaluating"  #: a worker took it
     EVALUATED = "evaluated"  #: every step is done

@@ -31,6 +31,7 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
         "solver VALUES (1, 'tvm', 'S', 'convolution', 'Direct', 1, 0, 1)",
         "job VALUES (1, 1, 1, 1, 'compile,eval', 'eval', 'evaluated', 'r', '{}', 2, 0, 0, NULL, NULL, NULL, NULL, "
         f"'{day}')",
+        "trial (id, job_id, number, output_tail, times_ms) VALUES (1, 1, 3, '', '[]')",
         "kernel VALUES ('digest', 'code', 4)",
         f"find_db VALUES (1, 1, 1, 1, 1, 0.25, 7, 'params', 3, 'digest', NULL, '{day}')",
     ]
@@ -42,6 +43,7 @@ def test_results_survive(empty_engine: sa.Engine) -> None:
         (found,) = connection.execute(sa.select(models.FindDb)).all()
         assert (found.time_ms, found.workspace_bytes, found.params, found.trial_number) == (0.25, 7, "params", 3)
         assert (found.algorithm, found.problem_key, found.source) == ("", None, None)
+        assert connection.execute(sa.select(models.Trial.job_id, models.Job.round).join(models.Job)).all() == [(1, 0)]
         (kernel,) = connection.execute(sa.select(models.FindDbKernel)).all()
         assert (kernel.find_db_id, kernel.kernel, kernel.name) == (1, "digest", "")
         assert connection.execute(sa.select(models.Config.problem_key)).scalar_one() == (

@@ -26,7 +26,7 @@ from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import WorkItem, result_of
 from tuna.libraries.registry import get_library
-from tuna.pipeline import bodies
+from tuna.pipeline import provision
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.serving import SessionWork
@@ -161,8 +161,8 @@ def test_only_what_the_store_lacks_is_put_and_each_body_once(
 ) -> None:
     first, second, _ = (function.digest for function in FUNCTIONS)
     store.put(BODIES[second])
-    assert bodies.provide(engine, store, _items(session_id, first, None, second, first)) == 1
-    assert bodies.provide(engine, store, _items(session_id, first, second, None)) == 0
+    assert provision.provide(engine, store, _items(session_id, first, None, second, first)) == 1
+    assert provision.provide(engine, store, _items(session_id, first, second, None)) == 0
     assert store.get(first) == BODIES[first]
 
 
@@ -174,7 +174,7 @@ def test_for_a_store_that_is_full_a_coordinator_waits(
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(StoreUnavailable, match="no room"):
-        bodies.provide(engine, store, _items(session_id, FUNCTIONS[0].digest))
+        provision.provide(engine, store, _items(session_id, FUNCTIONS[0].digest))
 
 
 def test_a_config_without_its_body_is_refused(engine: sa.Engine) -> None:

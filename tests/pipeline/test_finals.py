@@ -145,8 +145,8 @@ def test_what_drift_decided_between_solvers_is_decided_again_in_turn(scene: Call
     assert one.load() == 0, "nothing has ended yet"
     one.tuned()
     assert next(iter(one.times_ms())) == "Noop0"
-    ended = one.drain.take_ended(one.session_id)
-    assert (len(ended), one.drain.take_ended(one.session_id)) == (1, set())
+    ended = one.drain.take_moved(one.session_id)
+    assert (len(ended), one.drain.take_moved(one.session_id)) == (1, set())
     assert (one.load(sorted(ended)), one.load()) == (1, 0)
     one.drain.write(one.work(FINALS))
     assert one.machine.measured == [("Noop0", "Noop2", "Noop1")]

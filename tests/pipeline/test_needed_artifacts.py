@@ -21,7 +21,7 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.registry import get_library
 from tuna.models import store
 from tuna.models.manifest import Manifest
-from tuna.pipeline import bodies, claim, job_actions, needed_artifacts
+from tuna.pipeline import claim, job_actions, needed_artifacts, provision
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
@@ -182,6 +182,6 @@ def test_what_the_finals_need_lives_until_their_end(scene: Scene) -> None:
     item: WorkItem = chunk("measure")[0].items[0]
     rival = Rival(index=1, solver="Noop0", seed=0, number=0, params="p", artifact=digest, time_ms=1.0)
     assert not scene.lives_long(digest)
-    assert bodies.provide(scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]) == 0
+    assert provision.provide(scene.engine, scene.store, [item.model_copy(update={"rivals": (rival,)})]) == 0
     assert scene.lives_long(digest)
     assert scene.needs() == 1

@@ -75,7 +75,12 @@ def load_jobs(
     wanted = {library.step(name).name for name in steps}
     names = [step.name for step in library.steps if not wanted or step.name in wanted]
     if wanted - set(names):
-        raise BadInput("Tuna makes the jobs for finals itself, when the others have ended.", hint="leave this step out")
+        raise BadInput(
+            "Tuna decides by itself which jobs search, and when there are finals.", hint="leave this step out"
+        )
+    checked = check(library.options, options or {}, library.name)
+    whole = library.search is not None and names == [step.name for step in library.steps]
+    searched = library.searched([one.name for one in library.solvers()], checked) if whole else ()
     request = jobs.JobRequest(
         session_id,
         library.name,
@@ -84,7 +89,9 @@ def load_jobs(
         State.NEW.value,
         tag=tag,
         solvers=tuple(solvers),
-        options=check(library.options, options or {}, library.name),
+        searched=tuple(searched),
+        search=library.search.name if library.search else "",
+        options=checked,
         columns=columns,
         algorithm=algorithm,
         only_dynamic=only_dynamic,

@@ -133,7 +133,7 @@ class _Restoration:
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
                 raise ValueError(f"there is no state {row['state']!r:.40}")
-        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps"))
+        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps", "round"))
         self.jobs += len(jobs)
         for name in ("step_result", "trial"):
             self._insert(name, batch.get(name, []))

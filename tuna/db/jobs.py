@@ -26,6 +26,8 @@ class JobRequest:
     initial_state: str
     tag: str | None = None  #: None: every config of the session
     solvers: Sequence[str] = ()  #: names or the library's own numbers; none: every applicable one
+    searched: Sequence[str] = ()  #: names of those whose jobs begin with the step `search`
+    search: str = ""  #: its name
     algorithm: str | None = None  #: only solvers of this family, such as GEMM
     only_dynamic: bool = False
     only_tunable: bool = False
@@ -37,18 +39,29 @@ class JobRequest:
 
 
 def load(connection: sa.Connection, request: JobRequest) -> int:
-    """Make the jobs that are not there yet; returns how many. One INSERT ... SELECT, whatever their number."""
+    """Make the jobs that are not there yet; returns how many.
+
+    One INSERT ... SELECT, whatever their number, and another one for those that search in rounds.
+    """
+    if not request.searched:
+        return _load(connection, request, request.steps, sa.true())
+    searches = Solver.name.in_(request.searched)
+    count = _load(connection, request, request.steps, ~searches)
+    return count + _load(connection, request, (request.search, *request.steps), searches)
+
+
+def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], which: sa.ColumnElement[bool]) -> int:
     if request.tag is not None:
         configs.require_tag(connection, request.tag)
     ids = solvers.solver_ids(connection, request.library, request.solvers)
-    steps = ",".join(request.steps)
+    steps = ",".join(order)
     if not request.reason.strip() or len(request.reason) > 255:
         raise BadInput("Jobs need a reason of 1 to 255 characters.", hint="give it with -l")
     pair = SolverApplicability
     now = utc_now()
     values: dict[str, Any] = {
         "steps": steps,
-        "step": request.steps[0],
+        "step": order[0],
         "state": request.initial_state,
         "reason": request.reason,
         "options": dict(request.options or {}),
@@ -70,7 +83,13 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
     select = (
         sa.select(pair.session_id, pair.config_id, pair.solver_id, *literals)
         .join(Solver, Solver.id == pair.solver_id)
-        .where(pair.session_id == request.session_id, Solver.valid.is_(True), Solver.library == request.library, ~there)
+        .where(
+            pair.session_id == request.session_id,
+            Solver.valid.is_(True),
+            Solver.library == request.library,
+            which,
+            ~there,
+        )
         .order_by(pair.config_id, pair.solver_id)
     )
     if request.tag is not None:

@@ -15,7 +15,7 @@ from tuna.db.engine import reading
 from tuna.errors import DatabaseError, SchemaError
 
 #: The newest revision in migrations/versions. Repeated here because importing alembic takes 0.2 s; a test compares.
-HEAD = "0023"
+HEAD = "0024"
 #: Revisions that `upgrade` can start from, oldest first.
 KNOWN = tuple(f"{number:04}" for number in range(1, int(HEAD) + 1))
 
@@ -72,9 +72,24 @@ def upgrade(engine: sa.Engine) -> None:
             return
         config = Config()
         config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
-        with engine.connect() as connection:
+        with engine.connect() as connection, _tables_may_be_copied(connection):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+@contextlib.contextmanager
+def _tables_may_be_copied(connection: sa.Connection) -> Iterator[None]:
+    """SQLite changes a table by copying it; with foreign keys on, dropping the old one deletes all that refers to it."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute("PRAGMA foreign_keys=OFF")  # without effect within a transaction
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")
 
 
 def _quick_revision(engine: sa.Engine) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Step:
     resource: Resource
     chunk: int = 1
     time_limit_s: float = 600.0
+    urgent: bool = False  #: its messages overtake those of other steps in the queue
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,17 @@ class Environment:
 _ENVIRONMENT_TEXT = ("library", "library_version", "arch", "num_cu", "toolchain", "device", "target")
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the complete rounds of a search found, for `Library.search_ends`."""
+
+    times_ms: Sequence[float | None]  #: of each trial, in the order of rounds and candidates; None: it failed
+    rounds: int  #: that are complete
+    opened: int  #: with those that are not
+    elapsed_s: float  #: since its first step began
+    round_s: float  #: the longest of them took
+
+
 #: `Solver.algorithm` of a baseline, by which databases know it.
 BASELINE = "Baseline"
 
@@ -110,6 +122,8 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
+    #: The first step of jobs that search in rounds: it proposes candidates from the trials of earlier rounds. None: no job does.
+    search: Step | None = None
     #: The step, called FINALS, of an additional job that measures the winners of a config's solvers again, in turn, for they were
     #: measured at different times; None: their times are compared as they are.
     finals: Step | None = None
@@ -188,8 +202,16 @@ class Library(ABC):
         """The retry policy of a job whose attempt failed for `cause`."""
         return DEFAULT_RETRIES[cause]
 
+    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        """Those of `solvers` whose jobs search in rounds, which begin with the step `search`."""
+        return ()
+
+    def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
+        """Why a search with these job options is over, in a few words; None: another round may be opened."""
+        return f"{found.rounds} rounds"
+
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
-        """The step after a good `result`, None when the job is done; a library that searches in rounds goes back."""
+        """The step after a good `result`, None when the job, or this round of it, is done."""
         position = steps.index(result.step) + 1
         return steps[position] if position < len(steps) else None
 
@@ -231,14 +253,16 @@ class Library(ABC):
 
     @property
     def every_step(self) -> Sequence[Step]:
-        """The steps of its jobs, those of the finals too."""
-        return (*self.steps, self.finals) if self.finals else self.steps
+        """The steps of its jobs, those of searches and of finals too."""
+        return (*([self.search] if self.search else ()), *self.steps, *([self.finals] if self.finals else ()))
 
     def served_with(self, steps: Sequence[str]) -> Sequence[Step]:
-        """The steps with these names (all when empty), and the finals with any that runs on the device."""
-        chosen = [self.step(name) for name in steps] or list(self.every_step)
-        on_device = any(step.resource is Resource.DEVICE for step in chosen)
-        return [*chosen, self.finals] if self.finals and on_device and self.finals not in chosen else chosen
+        """The steps with these names (all when empty), the search with any on a CPU, the finals with any on the device."""
+        chosen = {self.step(name) for name in steps} or set(self.every_step)
+        resources = {step.resource for step in chosen}
+        chosen |= {self.search} if self.search and self.search.resource in resources else set()
+        chosen |= {self.finals} if self.finals and self.finals.resource in resources else set()
+        return [step for step in self.every_step if step in chosen]
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""

@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -45,9 +45,10 @@ _Moment = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
 
 
 class Candidate(_Wire):
-    """A built candidate that is to be measured."""
+    """A candidate that is to be built or measured."""
 
     index: _Count
+    params: str | None = None  #: of one that is to be built
     artifact: _Digest | None = None  #: SHA-256 of the compiled code in the artifact store
 
 
@@ -80,7 +81,12 @@ class WorkItem(_Wire):
     conditions: dict[str, str] = Field(default_factory=dict)  #: the session's `Environment.conditions`
     seed: int = 0  #: derived from config and solver, so that a candidate can be proposed again
     options: dict[str, Any] = Field(default_factory=dict)  #: job options, such as {"candidates": 8}
-    candidates: tuple[Candidate, ...] = ()  #: what the steps before built
+    candidates: tuple[Candidate, ...] = ()  #: what the steps before proposed or built
+    round: int = 0  #: of a search
+    #: artifacts with the trials of its earlier rounds, of the first round first; of the last one the params alone: see
+    #: `pipeline.history`
+    history: tuple[_Digest, ...] = ()
+    best_ms: float | None = None  #: of the earlier rounds
     avoid: str = ""  #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
     known_params: str | None = None  #: best params so far, for a library that `uses_known_params`

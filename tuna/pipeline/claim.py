@@ -50,6 +50,7 @@ class _Waiting(NamedTuple):
     config_id: int
     solver_id: int
     steps: str
+    round: int
     attempt: int
     isolate: bool
     avoid: str | None

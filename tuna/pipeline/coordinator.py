@@ -30,7 +30,7 @@ from tuna.db.types import utc_now
 from tuna.membership.announcements import NAMESPACES_KEY, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import finals, key_rotation, needed_artifacts, reaper, server_errors
+from tuna.pipeline import followers, key_rotation, needed_artifacts, reaper, server_errors
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -60,6 +60,8 @@ _GC_THRESHOLD = 100_000
 _REFRESH_EVERY_S = 0.5
 #: Orphaned chunks (canceled, or reclaimed) only use memory of Redis, so a slow sweep is enough.
 _SWEEP_EVERY_S = 30.0
+#: How often all searches are looked at, and the share of the time that this takes at most.
+_ROUNDS_EVERY_S, _ROUNDS_SHARE = 2.0, 0.05
 #: How long an outage of Redis, the broker or SQL is retried.
 _OUTAGE_S = 600.0
 
@@ -105,7 +107,7 @@ class Coordinator:
         self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
         self._publish_bootstrap()
         self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = 0.0
-        self._kept_at = -math.inf
+        self._kept_at = self._rounds_at = -math.inf
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
@@ -139,13 +141,13 @@ class Coordinator:
             self._works = self._refresh()
         moved = self._members.tick()
         moved += self._publish_and_drain()
-        moved += self._load_finals(self.drain.take_ended)
+        moved += self._load(self.drain.take_moved) + self._open_rounds()
         self.reap()
         tick()
         if moved:
             # A transaction costs the same for one result as for a thousand: let some gather.
             time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
-        elif finished() and not self._stream.backlog() and not self._load_finals():
+        elif finished() and not self._stream.backlog() and not self._load():
             return False
         else:
             self.drain.once(block_ms=_MEMBERS_MS if self._members.is_busy else _IDLE_MS)
@@ -165,21 +167,26 @@ class Coordinator:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
         return self.publisher.publish(self._works)
 
-    def _load_finals(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
-        """Make jobs for the finals of configs whose jobs have ended: of all, or of those of a session; returns how many."""
+    def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
+        """Make the jobs that follow others, of all configs or of those that `configs` says of a session; returns how many."""
         loaded = 0
         for work in self.aside.others(self._works):
             with self.aside.guard(work):
-                loaded += self._load(work, None if configs is None else configs(work.session_id))
+                loaded += followers.load(self._engine, work, None if configs is None else configs(work.session_id))
         return loaded
 
-    def _load(self, work: SessionWork, configs: Collection[int] | None) -> int:
-        if work.library.finals not in work.steps or (configs is not None and not configs):
+    def _open_rounds(self) -> int:
+        """Open rounds that are due because of what another coordinator drained, or a worker that was lost."""
+        started_at = time.monotonic()
+        if started_at < self._rounds_at:
             return 0
-        for attempt in retrying():
-            with attempt, writing(self._engine) as connection:
-                return finals.load(connection, work.session_id, work.library, configs)
-        raise AssertionError("retrying() ends with a result or an error")
+        opened = 0
+        for work in self.aside.others(self._works):
+            with self.aside.guard(work):
+                opened += followers.open_rounds(self._engine, work)
+        ended_at = time.monotonic()
+        self._rounds_at = ended_at + max(_ROUNDS_EVERY_S, (ended_at - started_at) / _ROUNDS_SHARE)
+        return opened
 
     def ahead(self) -> dict[int, int]:
         """Chunks of each other session that workers do, or do first, while none of those served here is being done."""

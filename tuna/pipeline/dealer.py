@@ -52,6 +52,7 @@ class _Item(BaseModel):
     avoid: str = ""
     candidates: tuple[Any, ...] = ()
     rivals: tuple[Any, ...] = ()
+    history: tuple[str, ...] = ()
 
 
 class _Chunk(BaseModel):
@@ -275,4 +276,5 @@ def _named(chunk: _Chunk) -> Iterator[str]:
     for item in chunk.items:
         if item.body:
             yield item.body
+        yield from item.history
         yield from (one["artifact"] for one in (*item.candidates, *item.rivals) if one.get("artifact"))

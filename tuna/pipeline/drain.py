@@ -24,7 +24,7 @@ from tuna.db.packed import insert, packed, unpacked
 from tuna.db.types import from_epoch, utc_now
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, tail
-from tuna.pipeline import dead_letters, finals, needed_artifacts, server_errors
+from tuna.pipeline import dead_letters, finals, needed_artifacts, rounds, server_errors
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.dead_letters import Letter
 from tuna.pipeline.failures import NextState, after_bug, after_failure, losses_of
@@ -95,7 +95,7 @@ class DrainCounts:
     refused: int = 0  #: results of an attempt that is no longer current
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that ended, with the session
+    configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that something may follow, with the session
     unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
 
 
@@ -155,8 +155,8 @@ class Drain:
         self.write(entries)
         return len(entries)
 
-    def take_ended(self, session_id: int) -> set[int]:
-        """Configs of the session, of a library with finals, of which jobs ended since the last call."""
+    def take_moved(self, session_id: int) -> set[int]:
+        """Configs of the session of which jobs ended since the last call, or rounds of a search got on."""
         found = {pair for pair in self.counts.configs if pair[0] == session_id}
         self.counts.configs -= found
         return {config_id for _, config_id in found}
@@ -274,7 +274,8 @@ class Drain:
         losses = losses_of(connection, jobs.values())
         outcomes = [outcome.after_losses(losses) for outcome in accepted.values()] if losses else [*accepted.values()]
         ended = [job for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes) if self._ends(job, after)]
-        counts.configs |= {(job.session_id, job.config_id) for job in ended if self._libraries[job.session_id].finals}
+        moved = [job for o in outcomes if self._leads_on(job := jobs[o.result.job_id], o.after)]
+        counts.configs |= {(job.session_id, job.config_id) for job in moved}
         _write_step_results(connection, outcomes)
         _write_jobs(connection, jobs, outcomes)
         needed_artifacts.note(connection, [outcome.result for outcome in outcomes])
@@ -337,6 +338,11 @@ class Drain:
         return after.state is State.ERRORED or not is_open(
             after.state, self._libraries[job.session_id].step(after.step).resource
         )
+
+    def _leads_on(self, job: JobRow, after: NextState) -> bool:
+        """Whether finals may follow the job, or another round."""
+        library = self._libraries[job.session_id]
+        return rounds.searches(job, library) or (library.finals is not None and self._ends(job, after))
 
     def _is_measurement(self, job: JobRow, outcome: _Outcome) -> bool:
         if not outcome.result.ok or outcome.result.step == FINALS:

@@ -22,6 +22,7 @@ from tuna.db.types import from_epoch, utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import BASELINE, FINALS, Library
 from tuna.libraries.items import StepResult
+from tuna.pipeline import rounds
 from tuna.pipeline.job_rows import JobRow
 from tuna.vocabulary import IN_FLIGHT, Resource, State
 
@@ -48,6 +49,7 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
             "config_id": config_id,
             "solver_id": solver_id,
             "steps": FINALS,
+            "round": 0,
             "step": FINALS,
             "state": State.NEW.value,
             "reason": FINALS,
@@ -57,7 +59,7 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
         for config_id, solver_id in due
     ]
     # Another coordinator may have made one of them just now.
-    upsert(connection, Job, rows, key=("session_id", "config_id", "solver_id", "steps"))
+    upsert(connection, Job, rows, key=("session_id", "config_id", "solver_id", "steps", "round"))
     return len(rows)
 
 
@@ -153,9 +155,12 @@ def _not_ready(connection: sa.Connection, session_id: int, library: Library, con
             sa.and_(Job.state.in_(ended), Job.step == FINALS),
         ),
     )
-    if configs is not None:
-        query = query.where(Job.config_id.in_(configs))
-    return set(connection.execute(query.distinct()).scalars())
+    searching = [] if library.search is None else [rounds.unended(session_id, library.search.name)]
+    found: set[int] = set()
+    for one in (query, *(sa.select(Job.config_id).where(*which) for which in searching)):
+        mine = one if configs is None else one.where(Job.config_id.in_(configs))
+        found |= set(connection.execute(mine.distinct()).scalars())
+    return found
 
 
 def _had(connection: sa.Connection, session_id: int, configs: Sequence[int] | None) -> dict[int, set[int]]:

@@ -17,7 +17,7 @@ from tuna.artifacts import Artifacts
 from tuna.db.engine import retrying, writing
 from tuna.libraries.base import Step
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import bodies
+from tuna.pipeline import provision
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
@@ -38,7 +38,8 @@ _MEMORY_SHARE = 0.75
 _FULL_BACKOFF_S = 5.0
 #: How often live workers are counted.
 _COUNT_EVERY_S = 1.0
-#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a priority, and of the others.
+#: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a priority and urgent steps, and
+#: of the others.
 _URGENT, _ORDINARY = 0, 3
 #: Rides out a short outage of the broker.
 _RETRY_POLICY = {"max_retries": 20, "interval_max": 2.0}
@@ -138,7 +139,7 @@ class Publisher:
         if not chunks:
             return 0, True
         self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
-        bodies.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
+        provision.provide(self._engine, self._artifacts, (item for chunk in chunks for item in chunk.items))
         self.leases.open((chunk.id for chunk in chunks), share.step.queue)
         with self._celery.producer_or_acquire() as producer:
             for chunk, limit_s in zip(chunks, limits_s, strict=True):
@@ -166,7 +167,7 @@ class Publisher:
             kwargsrepr=summary(message),
             queue=work.queue(step),
             producer=producer,
-            priority=_URGENT if work.priority else _ORDINARY,
+            priority=_URGENT if work.priority or step.urgent else _ORDINARY,
             time_limit=limit_s,
             ignore_result=True,
             retry=True,

@@ -21,7 +21,10 @@ from tuna.pipeline.work_items import work_items
 
 log = structlog.get_logger(__name__)
 
-_COLUMNS = (Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options, Job.steps, Job.attempt, Job.avoid)
+_COLUMNS = (
+    *(Job.id, Job.session_id, Job.config_id, Job.solver_id, Job.options),
+    *(Job.steps, Job.round, Job.attempt, Job.avoid),
+)
 
 
 class Repeated(NamedTuple):

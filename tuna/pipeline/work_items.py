@@ -16,9 +16,10 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.pipeline import finals
+from tuna.pipeline import finals, history
 from tuna.pipeline.job_rows import ClaimRow
 from tuna.pipeline.scope import Scope
+from tuna.vocabulary import Resource
 
 
 def work_items(
@@ -29,7 +30,12 @@ def work_items(
     named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
-    candidates = _candidates(connection, step, later)
+    builds = scope.library.step(step).resource is Resource.CPU
+    candidates = _candidates(connection, step, later, builds=builds)
+    searches = [row for row in rows if row.round and not bare]
+    proposes = scope.library.search is not None and step == scope.library.search.name
+    past = history.blocks(connection, scope.session_id, searches) if proposes else {}
+    bests = _best_times(connection, scope.session_id, searches)
     rivals = _rivals(connection, scope, configs) if step == FINALS else {}
     uses_known = scope.library.uses_known_params and not bare
     known = _known_params(connection, scope.session_id, rows) if uses_known else {}
@@ -48,6 +54,9 @@ def work_items(
             seed=seed(configs[row.config_id].key, solvers[row.solver_id]),
             options=row.options,
             candidates=tuple(candidates.get(row.id, ())),
+            round=row.round,
+            history=tuple(map(history.digest, past.get(row.id, ()))),
+            best_ms=bests.get((row.config_id, row.solver_id)),
             rivals=rivals.get(row.config_id, ()),
             avoid=row.avoid or "",
             known_params=known.get((row.config_id, row.solver_id)),
@@ -83,11 +92,14 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _candidates(connection: sa.Connection, step: str, job_ids: Sequence[int]) -> dict[int, list[Candidate]]:
-    """What the steps before built and did not find wrong, without what `step` itself measured well in an earlier round.
+def _candidates(
+    connection: sa.Connection, step: str, job_ids: Sequence[int], *, builds: bool
+) -> dict[int, list[Candidate]]:
+    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without what `step` itself did well.
 
     A candidate that failed at `step` is among them: an attempt that repeats the step tries it again.
     """
+    needed = Trial.params if builds else Trial.artifact
     wanted = sa.or_(
         sa.and_(Trial.cause.is_(None), Trial.step != step),
         sa.and_(Trial.cause.is_not(None), Trial.step == step),
@@ -96,11 +108,12 @@ def _candidates(connection: sa.Connection, step: str, job_ids: Sequence[int]) ->
     for part in parts(job_ids):
         # Unique key (job_id, number): one range per job.
         for row in connection.execute(
-            sa.select(Trial.job_id, Trial.number, Trial.artifact)
-            .where(Trial.job_id.in_(part), Trial.artifact.is_not(None), wanted)
+            sa.select(Trial.job_id, Trial.number, needed)
+            .where(Trial.job_id.in_(part), needed.is_not(None), wanted)
             .order_by(Trial.job_id, Trial.number)
         ):
-            found[row.job_id].append(Candidate(index=row.number, artifact=row.artifact))
+            candidate = Candidate(index=row[1], params=row[2]) if builds else Candidate(index=row[1], artifact=row[2])
+            found[row.job_id].append(candidate)
     return found
 
 
@@ -124,6 +137,19 @@ def _rivals(
         )
         for config_id, rows in finals.rivals(connection, scope.session_id, scope.library, configs).items()
     }
+
+
+def _best_times(
+    connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
+) -> dict[tuple[int, int], float | None]:
+    """The best time (ms) that the session has, by config and solver."""
+    found: dict[tuple[int, int], float | None] = {}
+    for part in parts(sorted({row.config_id for row in rows})):
+        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
+            FindDb.session_id == session_id, FindDb.config_id.in_(part)
+        )
+        found |= {(row.config_id, row.solver_id): row.time_ms for row in connection.execute(statement)}
+    return found
 
 
 def _known_params(connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]) -> dict[tuple[int, int], str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tuna.db import jobs, sessions
-from tuna.db.engine import reading, writing
+from tuna.db.engine import reading
 from tuna.errors import TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
-from tuna.pipeline import finals
+from tuna.pipeline import followers, rounds
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect, ensure_services, make_celery
 from tuna.pipeline.coordinator import Coordinator
@@ -65,6 +65,8 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
         order = jobs.step_names(job_steps)
         if is_open(state, library.step(step).resource) and not served.isdisjoint(order[order.index(step) :]):
             unfinished += count
+    if library.search is not None and library.search.name in served:
+        unfinished = max(unfinished, rounds.going_on(connection, session_id, library.search.name))
     return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
 
 
@@ -108,9 +110,7 @@ def run_sessions(
     aside = Aside(engine)
     for work in works:
         with aside.guard(work):
-            if work.library.finals in work.steps:
-                with writing(engine) as connection:  # the last run may have ended before it could
-                    finals.load(connection, work.session_id, work.library)
+            followers.load(engine, work)  # the last run may have ended before it could
     watch = _Watch(engine, works, session_ids, steps, on_progress, aside)
     state = watch.now()
     if not state.unfinished:

@@ -93,7 +93,10 @@ class SolverApplicability(Base):
 
 
 class Job(Base):
-    """Session × config × solver with its steps. Only `pipeline.states` decides its state."""
+    """Session × config × solver with its steps, or one round of it where its library searches: the unit of a lease.
+
+    Only `pipeline.states` decides its state.
+    """
 
     __tablename__ = "job"
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -101,6 +104,7 @@ class Job(Base):
     config_id: Mapped[int] = mapped_column(ForeignKey("config.id"), index=True)
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
+    round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of a search: see `pipeline.rounds`
     step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = text(16)
     reason: Mapped[str] = text(255)
@@ -115,9 +119,12 @@ class Job(Base):
     leased_at: Mapped[datetime | None]
     cause: Mapped[str | None] = text(32)
     workload: Mapped[str | None] = text(64)  #: artifact hash of the problem's text, from the compile step
+    stopped: Mapped[str | None] = text(
+        255
+    )  #: of a search's first round: why there are no more rounds; None: it goes on
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
-        UniqueConstraint("session_id", "config_id", "solver_id", "steps"),
+        UniqueConstraint("session_id", "config_id", "solver_id", "steps", "round"),
         Index("ix_job_claim", "session_id", "step", "state", "id"),
     )
 

@@ -130,6 +130,10 @@ class LibraryContract:
             path = list(library.path_to(step.name))
             assert path[-1:] == [step.name]
             assert set(path) <= set(names)
+        if library.search is not None:
+            assert library.search.resource is Resource.CPU
+            assert library.step(library.search.name) is library.search
+            assert library.search.name not in names
         if library.finals is not None:
             assert (library.finals.name, library.finals.resource) == (FINALS, Resource.DEVICE)
             assert library.step(FINALS) is library.finals

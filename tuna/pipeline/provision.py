@@ -1,4 +1,7 @@
-"""Copies what work items need and SQL keeps to the artifact store, which may lose it: config bodies, the code of rivals."""
+"""Copies what work items need and SQL keeps to the artifact store, which may lose it.
+
+That is config bodies, the code of rivals, and the history of searches.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,25 @@ from tuna.db import configs
 from tuna.db.engine import reading, retrying, writing
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.items import WorkItem
-from tuna.pipeline import needed_artifacts
+from tuna.pipeline import history, needed_artifacts
 
 log = structlog.get_logger(__name__)
 
 
 def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) -> int:
-    """Put those bodies and rivals' code that `items` need and the store lacks into the store; returns how many.
+    """Put what `items` need, SQL has and the store lacks into the store; returns how many artifacts.
 
     For a coordinator, before it publishes items that it has claimed. Items without any cost nothing; each different
     one is checked, because a store may expire entries. Raises StoreUnavailable, on which a coordinator retries,
     also for a full store.
     """
     put = 0
-    pairs = {(item.job_id, name) for item in items for name in (item.body, *(r.artifact for r in item.rivals)) if name}
+    past: dict[str, int] = {}
+    pairs: set[tuple[int, str]] = set()
+    for item in items:
+        past |= dict.fromkeys(item.history, item.job_id)
+        names = (item.body, *item.history, *(rival.artifact for rival in item.rivals))
+        pairs |= {(item.job_id, name) for name in names if name}
     if not pairs:
         return put
     for attempt in retrying():
@@ -38,13 +46,16 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
             artifacts.get(digest)
         except KeyError:
             with reading(engine) as connection:
-                blob = configs.body(connection, digest)
+                if digest in past:
+                    blob = history.find(connection, {digest: past[digest]}).get(digest)
+                else:
+                    blob = configs.body(connection, digest)
+            if blob is None:
+                continue  # a round was repeated since the claim: the worker finds the block lost, and its job is claimed anew
             try:
                 artifacts.put(blob)
             except StorageFull as error:
-                raise StoreUnavailable(
-                    f"There is no space left for the bodies of configs or the code of rivals: {error}"
-                ) from error
+                raise StoreUnavailable(f"There is no space left for what work items need: {error}") from error
             put += 1
     if put:
         log.info("artifacts of SQL stored", count=put)

@@ -1,0 +1,96 @@
+"""A library that searches in rounds, with predictable results: what a round proposes is a function of what the search is told.
+
+Anything that changed what a round is told (an order, a result that came early or was lost) would change what it proposes, and so
+the set of trials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from tuna.libraries import options
+from tuna.libraries.base import Found, Step
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, Trial, WorkItem, result_of
+from tuna.pipeline import history
+from tuna.testing.noop import NoopLibrary, NoopOptions
+from tuna.vocabulary import Cause, Resource
+
+BATCH = 4
+ROUNDS = 8
+
+
+class SearchOptions(NoopOptions):
+    rounds: int = Field(ROUNDS, ge=1, description="of each search")
+
+
+class SearchLibrary(NoopLibrary):
+    """The first five solvers search in rounds; the others have one."""
+
+    name = "searches"
+    options = SearchOptions
+    search = Step("search", Resource.CPU, chunk=2, urgent=True)
+    steps = (Step("build", Resource.CPU, chunk=2), Step("measure", Resource.DEVICE, chunk=2))
+
+    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        return [name for name in solvers if int(name[-1]) < 5]
+
+    def search_ends(self, given: Mapping[str, Any], found: Found) -> str | None:
+        asked = options.read(SearchOptions, given)
+        return f"{asked.rounds} rounds" if found.opened >= asked.rounds else None
+
+    def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+        for item in items:
+            begun = time.time()
+            time.sleep(float(item.options.get("sleep_s", 0)))
+            try:
+                trials = self._trials(step, item, context)
+            except KeyError:
+                yield result_of(item, ok=False, cause=Cause.ARTIFACT_LOST)
+                continue
+            yield result_of(item, ok=True, trials=trials, simulated=True, started_at=begun, ended_at=time.time())
+
+    def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
+        if step is self.search:
+            told = history.read([context.artifacts.get(digest) for digest in item.history])
+            names = proposals(item.solver, item.config, told)
+            return tuple(Trial(index=index, params=name) for index, name in enumerate(names))
+        if step.resource is Resource.CPU:
+            wanted = [(one.index, one.params or "") for one in item.candidates] or [(0, item.solver)]
+            return tuple(
+                Trial(index=index, params=name, artifact=context.artifacts.put(name.encode())) for index, name in wanted
+            )
+        return tuple(
+            Trial(index=one.index, times_ms=(time_ms,), time_ms=time_ms)
+            for one in item.candidates
+            for time_ms in [time_of(context.artifacts.get(one.artifact or "").decode())]
+        )
+
+
+def proposals(solver: str, config: Mapping[str, Any], told: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The params that a round proposes after what it is told of the rounds before."""
+    text = json.dumps([solver, dict(config), told], sort_keys=True)
+    return [hashlib.sha256(f"{number}/{text}".encode()).hexdigest()[:16] for number in range(BATCH)]
+
+
+def time_of(params: str) -> float:
+    """The time (ms) of a candidate."""
+    return 1.0 + int(hashlib.sha256(params.encode()).hexdigest()[:8], 16) / 2**32
+
+
+def expected(solver: str, config: Mapping[str, Any], rounds: int = ROUNDS) -> list[list[str]]:
+    """The params of each round of a search, as the rule of `pipeline.rounds` has it."""
+    found: list[list[str]] = []
+    for _ in range(rounds):
+        told: list[list[dict[str, Any]]] = [
+            [{"params": name, "time_ms": time_of(name), "cause": None} for name in one] for one in found[:-1]
+        ]
+        told += [[{"params": name} for name in one] for one in found[-1:]]
+        found.append(proposals(solver, config, told))
+    return found

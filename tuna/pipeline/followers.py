@@ -1,0 +1,37 @@
+"""The jobs that follow from others that got on: further rounds of searches, then the finals of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from tuna.db.engine import retrying, writing
+from tuna.pipeline import finals, rounds
+from tuna.pipeline.serving import SessionWork
+
+
+def load(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None) -> int:
+    """Make those that are due, among `configs` if given; returns how many."""
+    if configs is not None and not configs:
+        return 0
+    return open_rounds(engine, work, configs) + _load_finals(engine, work, configs)
+
+
+def open_rounds(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None = None) -> int:
+    """Make the rounds that are due, whatever steps are served: another coordinator may be there for those of a CPU."""
+    if work.library.search is None:
+        return 0
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            return rounds.load(connection, work.session_id, work.library, configs)
+    raise AssertionError("retrying() ends with a result or an error")
+
+
+def _load_finals(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None) -> int:
+    if work.library.finals not in work.steps:
+        return 0
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            return finals.load(connection, work.session_id, work.library, configs)
+    raise AssertionError("retrying() ends with a result or an error")
