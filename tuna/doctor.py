@@ -21,6 +21,7 @@ from tuna import redis_versions
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.errors import ServiceError, StoreUnavailable, TunaError
+from tuna.libraries.noise_records import quiet_needed
 from tuna.libraries.registry import GROUP, get_library, names
 from tuna.membership.announcements import namespaces, with_store
 from tuna.pipeline import connection as services
@@ -119,11 +120,15 @@ def of_disk(settings: Settings) -> Iterator[Finding]:
 
 
 def of_cores() -> Iterator[Finding]:
-    """Which cores measure and which compile."""
+    """Which cores measure and which compile, and whether both happen at the same time."""
     measuring, compiling = eval_cpus(), compile_cpus()
     text = f"measure on {', '.join(map(str, measuring))}; compile on {', '.join(map(str, compiling))}"
     shared = bool(set(measuring) & set(compiling))
     yield Finding("cores", not shared, text, "compiling disturbs measuring here: use a machine with two cores or more")
+    quiet = quiet_needed(get_settings())
+    yield Finding(
+        "quiet", True, f"builds {'stop' if quiet.needed else 'go on'} while cores are measured: {quiet.reason}"
+    )
 
 
 def of_sandbox(settings: Settings) -> Iterator[Finding]:

@@ -126,7 +126,13 @@ class Settings(BaseSettings):
         "", description="the database that workers on this machine serve; set for workers that join with a token"
     )
     eval_cpus: Annotated[str, NoDecode, AfterValidator(_cpu_set)] = Field(
-        "", description="cores that measure, such as 1 or 4-7; default: the last core of this machine"
+        "",
+        description="cores that measure, such as 1 or 4-7, lent to builds while they do not; default: the last core",
+    )
+    quiet: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="whether this user's workers on this machine stop building while it measures. auto: where the last `tuna "
+        "doctor --noise` found that builds disturb measurements on its cores",
     )
     rocm_path: Path = Field(Path("/opt/rocm"), description="where ROCm is installed")
     cc: str = Field(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,12 @@ from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Rival, StepResult, WorkItem
 from tuna.libraries.measurement import RIVAL_PROCESSES
+from tuna.sandbox import core_lending
+from tuna.sandbox.core_lending import BuildCores
 from tuna.testing.contracts.rehearsal import follow, run_context
 from tuna.vocabulary import Cause
+
+CPUS = sorted(os.sched_getaffinity(0))
 
 
 class ToyOptions(CandidateOptions):
@@ -128,6 +135,28 @@ def test_each_bad_build_has_its_cause_and_the_rest_is_built(toys: Toys) -> None:
     assert all((trial.build_s is None) is (trial.cause is not None) for trial in result.trials)
     assert result.ok
     assert [path.name for path in toys.context.scratch.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one core is never lent")
+def test_builds_are_on_the_core_that_they_borrow_and_restarted_children_too(
+    toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    own = CPUS[:1]
+    toys.context = dataclasses.replace(toys.context, cpus=tuple(own), builds=BuildCores(tuple(own)))
+    says_where = ["build-says-where", "build-dies", "build-says-where"]
+    with contextlib.ExitStack() as lent:
+        core_lending.offer(lent, CPUS[-1:])
+        lent.enter_context(BuildCores(tuple(own)).build(60.0))  # of another worker
+        _, result = toys.compile(*says_where)
+    assert _built(toys, result) == [str(CPUS[-1]), None, str(CPUS[-1])]
+    _, result = toys.compile(*says_where)
+    assert _built(toys, result) == [str(CPUS[0]), None, str(CPUS[0])]
+    assert core_lending.builds() == 0
+
+
+def _built(toys: Toys, result: StepResult) -> list[str | None]:
+    return [toys.context.artifacts.get(one.artifact).decode() if one.artifact else None for one in result.trials]
 
 
 def test_a_job_fails_with_the_cause_of_its_candidates_or_for_want_of_them(toys: Toys) -> None:

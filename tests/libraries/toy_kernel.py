@@ -18,11 +18,12 @@ class Toy(Builder, Loader):
     """`job.options["params"]` are the candidates, each a word or two: how it builds, how it runs."""
 
     def propose(self, job: KernelJob) -> Sequence[str]:
-        if job.options["params"] == "none":
+        params = str(job.options.get("params", "good"))
+        if params == "none":
             return []
-        if job.options["params"] == "fails":
+        if params == "fails":
             raise ValueError("no proposal")
-        return str(job.options["params"]).split(",")
+        return params.split(",")
 
     def workload(self, job: KernelJob) -> bytes:
         return b"the problem" if job.options.get("described") else b""
@@ -34,7 +35,9 @@ class Toy(Builder, Loader):
             os.kill(os.getpid(), signal.SIGSEGV)
         if params == "build-hangs":
             time.sleep(600)
-        if params != "build-writes-nothing":
+        if params == "build-says-where":
+            path.write_text(",".join(map(str, sorted(os.sched_getaffinity(0)))))
+        elif params != "build-writes-nothing":
             path.write_text(params)
 
     def load(self, job: KernelJob, path: Path, arrays: Sequence[np.ndarray]) -> Kernel:

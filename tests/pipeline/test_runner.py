@@ -23,8 +23,10 @@ from tuna.pipeline import runner as running
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.pipeline.runner import Runner
+from tuna.sandbox import core_lending
 from tuna.sandbox.device_lock import device_lock
 from tuna.sandbox.processes import Child, run
+from tuna.settings import get_settings
 from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
@@ -161,6 +163,23 @@ def test_work_is_given_back_when_the_device_stays_somebody_elses(bench: Bench, m
     assert (last.kind, last.results) == (ReportKind.RETURNED, ())
     assert "another process measures on cpu0" in last.reason
     assert bench.run() == "finished"
+
+
+def test_a_measurement_has_its_cores_alone_and_quiet_where_that_is_set(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Looks(NoopLibrary):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            seen.append([core_lending._is_held(name) for name in ("measured-0", "quiet")])
+            yield from super().run(step, items, context)
+
+    seen: list[list[bool]] = []
+    for quiet in ("auto", "yes", "no"):
+        monkeypatch.setenv("TUNA_QUIET", quiet)
+        get_settings.cache_clear()
+        assert bench.run(Looks()) == "finished"
+        assert bench.run(Looks(), ITEM.model_copy(update={"step": "build"})) == "finished"
+    assert seen == [[True, False], [False, False], [True, True], [False, False], [True, False], [False, False]]
 
 
 def test_a_step_on_a_cpu_waits_for_no_device(bench: Bench) -> None:

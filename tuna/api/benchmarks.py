@@ -129,8 +129,7 @@ def _place(board: Board | None, options: BenchmarkOptions) -> Iterator[tuple[Pla
     from tuna.libraries.registry import get_library
     from tuna.libraries.tvm.rpc import Tracker
     from tuna.models.benchmark import Place
-    from tuna.pipeline.devices import device_for
-    from tuna.sandbox.device_lock import device_lock
+    from tuna.pipeline.devices import device_for, measuring_on
     from tuna.settings import get_settings
 
     memory = None if options.memory_mib is None else options.memory_mib << 20
@@ -144,7 +143,7 @@ def _place(board: Board | None, options: BenchmarkOptions) -> Iterator[tuple[Pla
         )
         return
     device = device_for(library, get_settings())
-    with device_lock(device.locks):
+    with measuring_on(device):
         yield Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory), library.environment().device
 
 

@@ -139,7 +139,7 @@ def run(
     """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `processes`: compile processes, by default one for each core that does not measure. `on_progress` is called a few
+    `processes`: compile processes, by default one for each core that may build. `on_progress` is called a few
     times a second at most, `on_wait` after an interruption, with the seconds that workers have to finish what they do,
     and `on_behind` when workers are busy with other sessions first, with the number of chunks of each. A second call resumes.
     """

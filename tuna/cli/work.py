@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
-@click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that does not measure.")
+@click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that may build.")
 def run(session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None) -> int:
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)

@@ -135,6 +135,8 @@ class Library(ABC):
     device_kind: Kind | None = None
     #: The database formats that it brings; each writes results of any library that it accepts.
     exporters: Sequence[Exporter[Any]] = ()
+    #: Whether its builds use measuring cores while nothing is measured there (`RunContext.build` with a `pid`).
+    borrows_cores: bool = False
     #: Whether work items carry the best params that the session has for their config and solver.
     uses_known_params: bool = False
 

@@ -83,6 +83,7 @@ class CandidateLibrary(Library):
     measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
     memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
+    borrows_cores = True
     start_timeout_s: ClassVar[float] = 180.0  #: for a child's imports and what comes before the first candidate
     #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if the import opens a device.
     forkable: ClassVar[bool] = False
@@ -166,9 +167,7 @@ class CandidateLibrary(Library):
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
-        call = self._caller(
-            self._builder_child(context), context, builder=self.builder, job=self._job(item, asked, context)
-        )
+        call = self._builder_caller(self._job(item, asked, context), context)
         path = _room(context, _BUILD) / "workload"
         try:
             params: list[str] = call("propose", self.start_timeout_s)["params"][: asked.candidates]
@@ -267,6 +266,17 @@ class CandidateLibrary(Library):
     def _builder_child(self, context: RunContext) -> Child:
         self._compiler = self._compiler or self._child("tuna.libraries.building", _BUILD, context, threads=1)
         return self._compiler
+
+    def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
+        """`call` of the compile child, which takes its turn with measurements on this machine."""
+        child = self._builder_child(context)
+        plain = self._caller(child, context, builder=self.builder, job=job)
+
+        def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+            with context.build(timeout_s, child.pid if child.alive else None):
+                return plain(op, timeout_s, **arguments)
+
+        return call
 
     def _loader_child(self, context: RunContext) -> Child:
         threads = len(context.cpus) or 1

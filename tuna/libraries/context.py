@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from tuna.sandbox.core_lending import BuildCores
 
 
 class ArtifactStore(Protocol):
@@ -63,3 +67,10 @@ class RunContext:
     ending: Callable[[], bool] = _never
     uses: Callable[[str], None] = _ignore  #: a library that chooses among several devices says which it measures on now
     lasting: Path | None = None  #: working folder of children that outlive the chunk; None: `scratch`
+    builds: BuildCores | None = (
+        None  #: of a worker that compiles; None: builds use `cpus`, whatever is measured meanwhile
+    )
+
+    def build(self, limit_s: float, pid: int | None = None) -> AbstractContextManager[int | None]:
+        """To be held during one build of at most `limit_s`, so that it does not disturb a measurement: see `BuildCores.build`."""
+        return self.builds.build(limit_s, pid, self.cancelled) if self.builds else contextlib.nullcontext()

@@ -1,16 +1,23 @@
-"""The device that a worker measures on: the first that is visible, by `tuna worker --devices` or the parent's variables."""
+"""The device that a worker measures on: the first that is visible, by `tuna worker --devices` or the parent's variables.
+
+A measurement has it alone, and its cores too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tuna.libraries.base import Library
 from tuna.libraries.context import DeviceHandle
+from tuna.libraries.noise_records import quiet_needed
 from tuna.sandbox import discovery
+from tuna.sandbox.core_lending import measuring
 from tuna.sandbox.cores import eval_cpus
+from tuna.sandbox.device_lock import device_lock
 from tuna.sandbox.discovery import VISIBILITY, Device, Kind
-from tuna.settings import Settings
+from tuna.settings import Settings, get_settings
 
 
 def device_for(
@@ -38,3 +45,16 @@ def device_for(
     if not names and kind is None:
         return cores
     return DeviceHandle(names or f"{kind.value if kind else 'device'}0", "", chosen, cpus)
+
+
+@contextlib.contextmanager
+def measuring_on(
+    device: DeviceHandle, wait_s: float = float("inf"), cancelled: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Have the device and its cores for a measurement; this machine builds nothing meanwhile where that disturbs (TUNA_QUIET).
+
+    Raises DeviceBusy as `device_lock` does. Builds on the cores are moved away, and with quiet are waited for.
+    """
+    quiet = bool(device.cpus) and quiet_needed(get_settings(), cores_only=device.cores_only).needed
+    with device_lock(device.locks, wait_s, cancelled), measuring(device.cpus, quiet=quiet, cancelled=cancelled):
+        yield

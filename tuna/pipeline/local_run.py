@@ -10,9 +10,8 @@ from tuna.artifacts import Artifacts
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
-from tuna.pipeline.devices import device_for
+from tuna.pipeline.devices import device_for, measuring_on
 from tuna.sandbox.cores import compile_cpus
-from tuna.sandbox.device_lock import device_lock
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
 
@@ -36,7 +35,7 @@ def run_steps(
             good = [t for t in results[-1].trials if t.cause is None] if results else []
             candidates = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
             update = {"step": name, "candidates": candidates}
-            with device_lock(device.locks) if device else contextlib.nullcontext():
+            with measuring_on(device) if device else contextlib.nullcontext():
                 result = next(iter(library.run(step, [item.model_copy(update=update)], context)))
             if index is not None:
                 result = result.model_copy(update={"trials": tuple(t for t in result.trials if t.index == index)})

@@ -27,11 +27,12 @@ from tuna.libraries.base import Library, Step
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, result_of, tail
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
+from tuna.pipeline.devices import measuring_on
 from tuna.pipeline.health import Fault, Health, Unfit
 from tuna.pipeline.leases import Leases, WorkerLeases, new_id
 from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk, Report, ReportKind
-from tuna.sandbox.device_lock import DeviceBusy, device_lock
+from tuna.sandbox.device_lock import DeviceBusy
 from tuna.sandbox.processes import ChildCancelled
 from tuna.vocabulary import Cause, Resource
 
@@ -281,12 +282,12 @@ class Runner:
 
     @contextlib.contextmanager
     def _device(self, step: Step, heartbeat: _Heartbeat) -> Iterator[None]:
-        """A device measures for one worker at a time, whatever the number of workers on this machine."""
+        """A device measures for one worker at a time, whatever the number of workers on this machine, and builds make way."""
         device = self._context.device
         if step.resource is not Resource.DEVICE or device is None:
             yield
             return
-        with device_lock(device.locks, DEVICE_WAIT_S, lambda: heartbeat.lost):
+        with measuring_on(device, DEVICE_WAIT_S, lambda: heartbeat.lost):
             yield
 
     def _should_decline(self, chunk: Chunk) -> bool:

@@ -31,6 +31,7 @@ from tuna.pipeline.messages import Chunk
 from tuna.pipeline.runner import Runner, place_of
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.queues import queue_name
+from tuna.sandbox.core_lending import BuildCores, offer
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import Settings
 
@@ -56,6 +57,7 @@ class WorkerProcess:
         self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
         self._devices: dict[str, DeviceHandle] = {}  # by library
         self._sender: HeartbeatSender | None = None
+        self._offers = contextlib.ExitStack()
 
     def run_chunk(self, chunk: str) -> str:
         """Run one chunk (JSON of `messages.Chunk`); never raises for what is in it."""
@@ -74,6 +76,11 @@ class WorkerProcess:
         except StoreUnavailable as error:
             refusal = f"{error} {error.hint}"
         return self._runner(parsed, library, settings.artifacts_url).run(parsed, library, refusal)
+
+    def offer_cores(self, queues: Sequence[str]) -> None:
+        """Lend the cores that this process measures with, if it does, to builds between its chunks, until it ends."""
+        device = self._served_device(queues)
+        offer(self._offers, device.cpus if device else ())
 
     def announce(self, queues: Sequence[str], device: str) -> None:
         """Start publishing the heartbeat of this process, which serves `queues`."""
@@ -102,7 +109,8 @@ class WorkerProcess:
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
 
     def leave(self) -> None:
-        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it expires."""
+        """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it expires; lend no more."""
+        self._offers.close()
         if self._sender:
             self._sender.stop()
 
@@ -165,6 +173,7 @@ class WorkerProcess:
                 cpus=device.cpus if device else compile_cpus(settings),
                 device=device,
                 ending=self._ending,
+                builds=None if device else BuildCores(compile_cpus(settings)),
             )
             health = Health([settings.home, self._scratch], device, self._mend, self._ending)
             self._runners[key] = Runner(

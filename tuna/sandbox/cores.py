@@ -1,4 +1,4 @@
-"""Which cores of this machine measure and which compile; the two never share one unless there is only one."""
+"""Which cores of this machine measure and which compile; those that measure are lent to builds (`core_lending`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def eval_cpus(settings: Settings | None = None) -> tuple[int, ...]:
             hint=f"Choose from {', '.join(map(str, present))}.",
         )
     return chosen or present[-1:]
+
+
+def build_cpus(settings: Settings | None = None) -> tuple[int, ...]:
+    """Every core that may build while nothing is measured: those that compile, and those that are lent."""
+    return tuple(sorted({*compile_cpus(settings), *eval_cpus(settings)}))
 
 
 def compile_cpus(settings: Settings | None = None) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from tuna.pipeline.connection import connect, ensure_services, make_celery
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.serving import SessionWork, read_works
 from tuna.pipeline.states import is_open
-from tuna.sandbox.cores import compile_cpus
+from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
 from tuna.vocabulary import Resource, State
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
@@ -205,11 +205,12 @@ class _Watch:
 
 
 def default_workers(libraries: Collection[Library], compile_processes: int | None = None) -> list[WorkerSpec]:
-    """One process per compile core, one worker for the device."""
+    """One worker for the device, and a process for each core that compiles; more where builds borrow those that measure."""
     resources = {step.resource for library in libraries for step in library.steps}
     specs = []
     if Resource.CPU in resources:
-        specs.append(WorkerSpec("compile", compile_processes or len(compile_cpus())))
+        borrows = any(library.borrows_cores for library in libraries)
+        specs.append(WorkerSpec("compile", compile_processes or len(build_cpus() if borrows else compile_cpus())))
     if Resource.DEVICE in resources:
         specs.append(WorkerSpec("eval", 1))
     return specs

@@ -144,6 +144,7 @@ class Worker:
         self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending)
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
+            self.process.offer_cores(self._queues)
 
     def _end_process(self, **_: Any) -> None:
         self.process.leave()

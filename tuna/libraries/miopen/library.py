@@ -192,7 +192,9 @@ def _compile(step: str, items: Sequence[WorkItem], context: RunContext) -> Itera
     try:
         # Tuning starts from nothing; what ships is built with what tuning found.
         known = {item.solver: item.known_params for item in items if _kind(step) == "find"}
-        (answer,) = fin.call([job], _place(step, items, context), perf_db=_perf_db(known, layer, arch, num_cu))
+        place = _place(step, items, context)
+        with context.build(place.timeout_s):
+            (answer,) = fin.call([job], place, perf_db=_perf_db(known, layer, arch, num_cu))
     except FinFailed as error:
         yield from _each_or_failure(_compile, step, items, context, error, started_at)
         return

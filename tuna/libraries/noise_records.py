@@ -1,0 +1,106 @@
+"""What `tuna doctor --noise` found on this machine, kept in TUNA_HOME, and what follows for measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tuna.files import atomic_file
+from tuna.sandbox.cores import available_cpus, eval_cpus
+from tuna.sandbox.cpu_model import cpu_model
+from tuna.settings import Settings
+
+#: Builds that change a kernel's time by more than this disturb.
+MOST_NOISE = 0.03
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+@dataclass(frozen=True)
+class NoiseRecord:
+    """One finding: what builds on the other cores do to fixed kernels."""
+
+    at: str  #: ISO 8601, UTC
+    machine: Mapping[str, str]  #: which machine it is of
+    library: str  #: whose builds ran
+    builds: int  #: how many at a time
+    pairs: int
+    #: By kernel and clock (`cpu`, `wall`): the median over the pairs of time with builds / time without - 1.
+    differences: Mapping[str, Mapping[str, float]]
+
+    @property
+    def worst(self) -> float:
+        """The largest of the differences."""
+        return max((value for clocks in self.differences.values() for value in clocks.values()), default=0.0)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether builds disturb measurements here."""
+        return self.worst > MOST_NOISE
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Whether builds must stop while this machine measures, and why."""
+
+    needed: bool
+    reason: str
+
+
+def machine_identity(settings: Settings) -> dict[str, str]:
+    """What a finding holds for: another host, CPU, number of cores or choice of measuring cores needs its own."""
+    machine_id = ""
+    with contextlib.suppress(OSError):
+        machine_id = _MACHINE_ID.read_text().strip()
+    model = cpu_model()
+    return {
+        "host": socket.gethostname(),
+        # a secret of the machine, by machine-id(5)
+        "machine_id": hashlib.sha256(f"tuna {machine_id}".encode()).hexdigest()[:16],
+        "cpu": f"{model.name} {model.digest}",
+        "cores": str(os.cpu_count()),
+        "usable": ",".join(map(str, available_cpus())),
+        "measuring": ",".join(map(str, eval_cpus(settings))),
+    }
+
+
+def store(record: NoiseRecord, settings: Settings) -> None:
+    """Keep the finding, instead of an earlier one for the same machine."""
+    with atomic_file(_path(settings, record.machine)) as temporary:
+        temporary.write_text(json.dumps({**asdict(record), "noisy": record.noisy}, indent=1))
+
+
+def last(settings: Settings) -> NoiseRecord | None:
+    """The last finding for this machine as it is; None where there is none, or a damaged one."""
+    machine = machine_identity(settings)
+    try:
+        facts = json.loads(_path(settings, machine).read_text())
+        facts.pop("noisy")
+        record = NoiseRecord(**facts)
+        return record if record.machine == machine and record.worst >= -1 else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def quiet_needed(settings: Settings, *, cores_only: bool = True) -> Quiet:
+    """By TUNA_QUIET; `cores_only`: whether it is this machine's cores that are measured, and no other device."""
+    if settings.quiet != "auto":
+        return Quiet(settings.quiet == "yes", f"TUNA_QUIET={settings.quiet}")
+    if not cores_only:
+        return Quiet(False, "TUNA_QUIET=auto is about measurements on cores")
+    found = last(settings)
+    if found is None:
+        return Quiet(False, "TUNA_QUIET=auto, and `tuna doctor --noise` was not run on this machine")
+    words = "more than" if found.noisy else "at most"
+    reason = f"TUNA_QUIET=auto, builds changed times by {found.worst:.1%}, {words} {MOST_NOISE:.0%} ({found.at[:10]})"
+    return Quiet(found.noisy, reason)
+
+
+def _path(settings: Settings, machine: Mapping[str, str]) -> Path:
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
+    return settings.home / "noise" / f"{digest}.json"
