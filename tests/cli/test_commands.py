@@ -22,6 +22,9 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.overview import Overview
+from tuna.libraries import noise
+from tuna.libraries.noise_records import NoiseRecord, machine_identity
+from tuna.settings import Settings
 from tuna.vocabulary import IN_FLIGHT, State
 
 Type = Callable[..., object]
@@ -218,6 +221,27 @@ def test_opening_the_database_again_drops_none_of_its_locks(loaded: Type, home: 
         assert (home / "tuna.sqlite-wal").exists(), "another process took the log for its own"
         assert connection.exec_driver_sql("SELECT DISTINCT state FROM job").scalars().all() == ["canceled"]
     assert (home / "tuna.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_doctor_measures_noise_and_says_what_follows(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(settings: Settings, pairs: int, on_pair: Callable[[int], None]) -> NoiseRecord:
+        on_pair(pairs)
+        found = {"memory": {"cpu": 0.042}}
+        return NoiseRecord("2026-11-22T10:00:00+00:00", machine_identity(settings), "tvm", 1, pairs, found)
+
+    monkeypatch.setattr(noise, "measure", measure)
+    quiet = {finding["what"]: finding["text"] for finding in json.loads(type_in("tuna", "doctor", "--json").out)}[
+        "quiet"
+    ]
+    assert quiet.endswith(
+        "go on while cores are measured: TUNA_QUIET=auto, and `tuna doctor --noise` was not run on this machine"
+    )
+    ended = type_in("tuna", "doctor", "--noise", "--pairs", "3")
+    assert (ended.code, "+4.2%" in ended.out, "builds stop: TUNA_QUIET=auto" in ended.out) == (0, True, True)
+    assert ended.err.endswith("noise: 3/3 pairs\n")
+    found = json.loads(type_in("tuna", "doctor", "--noise", "--json").out)
+    assert (found["noisy"], found["quiet"]["needed"], found["pairs"]) == (True, True, 15)
+    assert "builds stop while cores are measured" in type_in("tuna", "doctor").out
 
 
 def test_the_doctor_says_a_bad_setting_once(type_in: Type, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,16 @@ from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
 from tuna.api.rpc import count_workers, listening
-from tuna.api.services import Upgrade, doctor, list_tables, open_database, serve_metrics, upgrade_database
+from tuna.api.services import (
+    Upgrade,
+    doctor,
+    list_tables,
+    measure_noise,
+    open_database,
+    quiet_needed,
+    serve_metrics,
+    upgrade_database,
+)
 from tuna.api.serving import Boards, join, serve_workers
 from tuna.api.sessions import (
     StartedSession,
@@ -161,10 +170,12 @@ __all__ = [
     "listening",
     "load_example_job",
     "load_jobs",
+    "measure_noise",
     "merge_databases",
     "open_database",
     "prepare_tuning",
     "query",
+    "quiet_needed",
     "read_scenario",
     "recorded_scenario",
     "remote_exec",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from tuna.artifacts import Artifacts
     from tuna.doctor import Finding
+    from tuna.libraries.noise_records import NoiseRecord, Quiet
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,33 @@ def doctor(library: str | None = None) -> list[Finding]:
     from tuna.doctor import check
 
     return check(library)
+
+
+def measure_noise(pairs: int = 15, *, on_pair: Callable[[int], None] = lambda _: None) -> NoiseRecord:
+    """Measure what builds on the other cores do to fixed kernels on a measuring core, and keep it for TUNA_QUIET=auto.
+
+    Waits while this machine measures. `on_pair` is called with the number of each pair. Takes one to three seconds a pair.
+    """
+    from tuna.libraries import noise, noise_records
+    from tuna.private import make_home
+    from tuna.sandbox.cores import eval_cpus
+    from tuna.sandbox.device_lock import device_lock
+    from tuna.settings import get_settings
+
+    settings = get_settings()
+    make_home(settings.home)
+    with device_lock(f"cpu{cpu}" for cpu in eval_cpus(settings)):
+        found = noise.measure(settings, pairs, on_pair)
+    noise_records.store(found, settings)
+    return found
+
+
+def quiet_needed() -> Quiet:
+    """Whether builds stop while this machine's cores are measured, by TUNA_QUIET and the last finding, and why."""
+    from tuna.libraries.noise_records import quiet_needed
+    from tuna.settings import get_settings
+
+    return quiet_needed(get_settings())
 
 
 def serve_metrics(listen: str, started: Callable[[str], None]) -> None:

@@ -8,19 +8,53 @@ import click
 
 from tuna import api
 from tuna.cli import options, show
-from tuna.cli.console import print_json
+from tuna.cli.console import print_json, say
+from tuna.sentences import counted
+
+#: After so many pairs a line tells how far it is.
+_EVERY = 5
 
 
 @click.command()
+@click.option(
+    "--noise",
+    is_flag=True,
+    help="Instead measure for a minute what builds do to measurements here, and keep it for TUNA_QUIET=auto.",
+)
+@click.option("--pairs", type=click.IntRange(3, 1000), default=15, show_default=True, help="With --noise: how often.")
 @options.as_json
-def doctor(as_json: bool) -> int:
+def doctor(noise: bool, pairs: int, as_json: bool) -> int:
     """Check disk, database, Redis, broker, artifact store, cores and libraries; exit 1 if something must change.
 
     A warning is about what costs time, not data.
+
+    With --noise fixed kernels are timed in turn beside builds on the other cores and without them. Where the median
+    difference is above 3 %, this user's workers on this machine stop building while it measures (TUNA_QUIET=auto).
     """
+    if noise:
+        _noise(pairs, as_json=as_json)
+        return 0
     found = api.doctor()
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
         show.findings(found)
     return 0 if all(finding.ok for finding in found) else 1
+
+
+def _noise(pairs: int, *, as_json: bool) -> None:
+    from tuna.sandbox.load import load
+
+    if advice := load().advice:
+        say(f"Warning: {advice}", err=True)
+
+    def progress(number: int) -> None:
+        if number % _EVERY == 0 or number == pairs:
+            say(f"noise: {number}/{counted(pairs, 'pair')}", err=True)
+
+    found = api.measure_noise(pairs, on_pair=progress)
+    quiet = api.quiet_needed()
+    if as_json:
+        print_json({**asdict(found), "noisy": found.noisy, "quiet": asdict(quiet)})
+    else:
+        show.noise(found, quiet)

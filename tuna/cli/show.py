@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tuna.exports import ExportReport
     from tuna.exports.intake import ImportReport
     from tuna.libraries.conditions import Condition
+    from tuna.libraries.noise_records import NoiseRecord, Quiet
 
 _T = TypeVar("_T")
 
@@ -203,6 +204,19 @@ def findings(found: Sequence[Finding]) -> None:
         (_verdict(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or not f.ok) else "")) for f in found
     ]
     print_table("", ("", "what", "found"), rows)
+
+
+def noise(found: NoiseRecord, quiet: Quiet) -> None:
+    """What `tuna doctor --noise` found, and what follows."""
+    rows = [
+        (kernel, *(f"{clocks[clock]:+.1%}" if clock in clocks else "-" for clock in ("cpu", "wall")))
+        for kernel, clocks in found.differences.items()
+    ]
+    builds = counted(found.builds, "build")
+    title = f"Beside {builds} of {found.library} at a time, median of {counted(found.pairs, 'pair')}"
+    print_table(title, ("kernel", "CPU time", "wall time"), rows, right=(1, 2))
+    say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
+    say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
 
 
 def _verdict(finding: Finding) -> str:

@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ class _Runnable:
     def gflops(self) -> float:
         """The best of a few runs, by the thread's CPU time: others on the core do not count, its clock frequency does."""
         return self.loop.step_flops * self.turns / min(self.seconds() for _ in range(_RUNS)) / 1e9
+
+
+def runner() -> Callable[[], object]:
+    """A run of the widest loop, some milliseconds long; raises Unavailable."""
+    return _runnables()[0].seconds
 
 
 def peak_gflops(cpus: tuple[int, ...]) -> float:

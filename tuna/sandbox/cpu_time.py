@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tuna.sandbox.proc_stat import proc_stats
+from tuna.sandbox.process_tree import descendants
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 #: Fields of /proc/PID/stat after the name in parentheses: session, then utime, stime, cutime, cstime.
@@ -16,6 +17,12 @@ def session_cpu_s(session: int, proc: Path = Path("/proc")) -> float:
     """Seconds of CPU time of the live processes of a session and of those that they have waited for."""
     ticks = (sum(map(int, fields[_TIMES])) for _, fields in proc_stats(proc) if int(fields[_SESSION]) == session)
     return sum(ticks) * _TICK_S
+
+
+def tree_cpu_s(pid: int, proc: Path = Path("/proc")) -> float:
+    """The same of all live processes below `pid`."""
+    below = descendants(pid, proc)
+    return sum(sum(map(int, fields[_TIMES])) for process, fields in proc_stats(proc) if process in below) * _TICK_S
 
 
 class CpuLimit:

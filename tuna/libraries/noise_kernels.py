@@ -1,0 +1,86 @@
+"""The child of `tuna doctor --noise`: times fixed kernels on the core it is on, by the rules of measurements."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tuna.libraries import fma_loop
+from tuna.libraries.repeats import REPEAT_S, Repeat, repeat
+from tuna.sandbox.cpu_model import data_caches
+
+#: Fewer undisturbed repeats give no median.
+_FEWEST = 3
+_L2_BYTES, _L3_BYTES = 512 << 10, 16 << 20
+#: What the layers of common networks read and write.
+_MOST_BYTES = 16 << 20
+
+
+def time_kernel(name: str, budget_s: float) -> dict[str, Any]:
+    """Median milliseconds of one run within `budget_s`, by CPU time (`cpu`) and, of undisturbed repeats, by the wall (`wall`)."""
+    kernel = _kernel(name)
+    kernel.loop(1)
+    repeats, started = list[Repeat](), time.perf_counter()
+    while len(repeats) < _FEWEST or time.perf_counter() - started < budget_s:
+        repeats.append(repeat(functools.partial(kernel.loop, kernel.number), kernel.number))
+    times = {
+        "cpu": [one.cpu_ms for one in repeats if one.cpu_ms is not None],
+        "wall": [one.wall_ms for one in repeats if not one.preempted],
+    }
+    return {clock: statistics.median(found) for clock, found in times.items() if len(found) >= _FEWEST}
+
+
+def names() -> dict[str, Any]:
+    """The kernels that this CPU can run."""
+    found = ["cache", "memory"]
+    try:
+        fma_loop.loops()
+    except fma_loop.Unavailable:
+        return {"names": found}
+    return {"names": ["compute", *found]}
+
+
+class _Fixed:
+    """A kernel and how often it runs in a repeat."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+        self.loop(3)
+        once_s = min(self._once_s() for _ in range(5))
+        self.number = max(1, math.ceil(REPEAT_S / once_s))
+
+    def loop(self, number: int) -> None:
+        for _ in range(number):
+            self._run()
+
+    def _once_s(self) -> float:
+        started = time.perf_counter()
+        self._run()
+        return max(time.perf_counter() - started, 1e-7)
+
+
+@functools.cache
+def _kernel(name: str) -> _Fixed:
+    caches = data_caches()
+    second = caches.get(2, _L2_BYTES)
+    if name == "compute":
+        return _Fixed(fma_loop.runner())
+    if name == "cache":
+        return _Fixed(_copy(second // 2))
+    return _Fixed(_copy(min(max(2 * second, caches.get(3, _L3_BYTES) // 2), _MOST_BYTES)))
+
+
+def _copy(size: int) -> Callable[[], object]:
+    """Between two buffers of `size` bytes together."""
+    source = np.ones(size // 8, dtype=np.float32)
+    target = np.ones_like(source)
+    return functools.partial(np.copyto, target, source)
+
+
+HANDLERS = {"time": time_kernel, "names": names}
