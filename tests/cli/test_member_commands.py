@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from guarded_redis import ADMIN, guarded_redis
 
 from tuna.api import open_database
 from tuna.cli.members import join_line
@@ -21,14 +22,12 @@ from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, join
 from tuna.pipeline.leases import Leases
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
-
-ADMIN = "the-admins"
+from tuna.testing.servers import with_password
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as url:
+    with guarded_redis() as url:
         yield url
 
 

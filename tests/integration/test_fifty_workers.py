@@ -17,6 +17,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from celery import Celery
+from guarded_redis import ADMIN, guarded_redis
 from jobs_builder import accepted, make_jobs, states
 
 from tuna.celery_internals import queue_keys
@@ -41,10 +42,9 @@ from tuna.pipeline.runner import Runner
 from tuna.pipeline.serving import SessionWork
 from tuna.settings import Settings
 from tuna.testing.noop import NoopLibrary
-from tuna.testing.servers import redis_server, with_password
+from tuna.testing.servers import with_password
 from tuna.vocabulary import Cause, Resource
 
-ADMIN = "the admin's"
 COMPILERS, DEVICES = 25, 25
 LAYERS = 40  # ten jobs each
 HOME = NoopLibrary().environment()
@@ -140,7 +140,7 @@ def _run(self: NoopLibrary, step: Step, items: Sequence[WorkItem], context: RunC
 
 @pytest.fixture()
 def url() -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
+    with guarded_redis() as found:
         yield found
 
 

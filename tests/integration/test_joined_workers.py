@@ -13,6 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from command_lines import Ended
+from guarded_redis import ADMIN, guarded_redis
 from jobs_builder import accepted, make_jobs, states
 from processes import Processes
 
@@ -20,16 +21,15 @@ from tuna.db.engine import reading
 from tuna.db.models import StepResult
 from tuna.membership import members
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
+from tuna.testing.servers import with_password
 
 Eventually = Callable[[Callable[[], object], float], None]
-ADMIN = "the admin's"
 
 
 @pytest.fixture()
 def url(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A Redis that the settings name with the admin's password; its URL without one."""
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
+    with guarded_redis() as found:
         monkeypatch.setenv("TUNA_BROKER_URL", with_password(found, ADMIN))
         get_settings.cache_clear()
         yield found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from guarded_redis import emptied, guarded_redis
 from processes import Processes
 
 from tuna.artifacts import ArtifactRefused
@@ -22,9 +23,8 @@ from tuna.pipeline.member import Member, leases_of
 from tuna.pipeline.messages import Chunk, Report, ReportKind, task_message
 from tuna.settings import Settings, get_settings
 from tuna.signatures import Keys
-from tuna.testing.servers import redis_server, with_password
 
-ADMIN, NAME = "the admin's", "eval-box-1"
+NAME = "eval-box-1"
 PREFIX = keys.prefix("n", NAME)
 SIGNER = Keys.of_secret("5" * 64)
 HOME = get_library("noop").environment()
@@ -32,15 +32,14 @@ HOME = get_library("noop").environment()
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
+    with guarded_redis() as found:
         yield found
 
 
 @pytest.fixture()
 def admin(url: str) -> redis.Redis:
     """The owner of a Redis with a member's user."""
-    client: redis.Redis = redis.Redis.from_url(with_password(url, ADMIN))
-    client.flushall()
+    client = emptied(url)
     rules = [*(f"~{key}" for key in keys.all_keys("n", NAME)), "-@all", *(f"+{name}" for name in keys.COMMANDS.split())]
     client.execute_command("ACL SETUSER", "member", "reset", "on", ">secret", "resetchannels", *rules)
     client.set(PREFIX + "public", SIGNER.verifier.to_json())

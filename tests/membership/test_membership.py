@@ -13,6 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from databases import SqliteTemplate
+from guarded_redis import emptied, guarded_redis
 
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
@@ -26,9 +27,7 @@ from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, JoinToken, join, join_user, request_key
 from tuna.pipeline.leases import Leases
-from tuna.testing.servers import redis_server, with_password
 
-ADMIN = "the admin's"
 HOME = get_library("noop").environment()
 COMPILER = Facts(host="some host", pid=7, processes=3, toolchains=(HOME.toolchain, "other 1.0 [x]*"))
 DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.key,))
@@ -36,18 +35,13 @@ DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.key,))
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as found:
+    with guarded_redis() as found:
         yield found
 
 
 @pytest.fixture()
 def admin(url: str) -> redis.Redis:
-    client: redis.Redis = redis.Redis.from_url(with_password(url, ADMIN))
-    client.flushall()
-    for user in client.acl_users():
-        if user != "default":
-            client.acl_deluser(user)
-    return client
+    return emptied(url)
 
 
 @pytest.fixture()

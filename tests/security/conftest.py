@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 from box_place import HERE, SECRET, Place
 from command_lines import Ended
-from joined_site import ADMIN, Site
+from guarded_redis import ADMIN, emptied, guarded_redis
+from joined_site import Site
 from shared_data import need
 
 from tuna.api import open_database
@@ -23,7 +23,7 @@ from tuna.db import sessions
 from tuna.db.engine import reading
 from tuna.sandbox import box as boxes
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
+from tuna.testing.servers import with_password
 
 _PRELUDE = """\
 import resource, sys
@@ -91,7 +91,7 @@ def place(tuna_home: Path, tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def joined_redis() -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1") as url:
+    with guarded_redis() as url:
         yield url
 
 
@@ -99,11 +99,7 @@ def joined_redis() -> Iterator[str]:
 def site(joined_redis: str, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]) -> Site:
     monkeypatch.setenv("TUNA_BROKER_URL", with_password(joined_redis, ADMIN))
     get_settings.cache_clear()
-    admin: redis.Redis = redis.Redis.from_url(with_password(joined_redis, ADMIN))
-    admin.flushall()
-    for user in admin.acl_users():
-        if user != "default":
-            admin.acl_deluser(user)
+    admin = emptied(joined_redis)
     assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
     with reading(open_database()) as connection:
         namespace = sessions.namespace(connection)

@@ -19,7 +19,6 @@ from tuna.membership.join import Facts, JoinToken, Role, join, join_user
 from tuna.pipeline.leases import Leases
 from tuna.testing.servers import with_password
 
-ADMIN = "the-admins"
 HOME = get_library("noop").environment()
 COMPILER = Facts(host="some host", pid=7, toolchains=(HOME.toolchain,))
 DEVICE = Facts(host="card1", pid=8, device="card", environments=(HOME.machine_key,))

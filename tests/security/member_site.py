@@ -24,8 +24,6 @@ from tuna.membership.access import Access
 from tuna.membership.join import Facts, join
 from tuna.tls import checked
 
-ADMIN = "the admin's"
-
 
 def servers() -> list[Any]:
     """Executables of Redis and Valkey: the one that Tuna would take, and for drills all of PATH and TUNA_TEST_REDIS_SERVERS."""

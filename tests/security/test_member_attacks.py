@@ -15,8 +15,9 @@ import pytest
 import redis
 import sqlalchemy as sa
 from command_lines import Ended
+from guarded_redis import ADMIN, emptied, guarded_redis
 from member_double import MemberDouble, good
-from member_site import ADMIN, Site, granted, servers
+from member_site import Site, granted, servers
 
 from tuna.celery_internals import queue_keys
 from tuna.db.engine import make_engine, reading
@@ -28,7 +29,7 @@ from tuna.pipeline import dealer
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
+from tuna.testing.servers import with_password
 
 LARGEST = "18446744073709551615-18446744073709551615"
 NOT_TEXT = b"\xff\xfe\x00\x80"
@@ -49,18 +50,13 @@ _SINCE_7 = ("FUNCTION LIST", "FCALL x 0")
 
 @pytest.fixture(scope="module", params=servers())
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1", executable=request.param) as found:
+    with guarded_redis(request.param) as found:
         yield found
 
 
 @pytest.fixture()
 def admin(url: str) -> redis.Redis:
-    client: redis.Redis = redis.Redis.from_url(with_password(url, ADMIN))
-    client.flushall()
-    for user in client.acl_users():
-        if user != "default":
-            client.acl_deluser(user)
-    return client
+    return emptied(url)
 
 
 @pytest.fixture()

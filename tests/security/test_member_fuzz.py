@@ -15,10 +15,11 @@ import hypothesis
 import pytest
 import redis
 import sqlalchemy as sa
+from guarded_redis import ADMIN, guarded_redis
 from hypothesis import strategies as st
 from jobs_builder import accepted
 from member_double import MemberDouble, good
-from member_site import ADMIN, Site, servers
+from member_site import Site, servers
 from shared_data import DRILLS
 
 from tuna.db.engine import make_engine, reading
@@ -28,7 +29,7 @@ from tuna.membership import conduct, keys
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.settings import get_settings
-from tuna.testing.servers import redis_server, with_password
+from tuna.testing.servers import with_password
 
 WRITES = 100 if DRILLS == 1 else 2000
 #: Between two turns of the coordinator.
@@ -101,7 +102,7 @@ def make_site(
     request: pytest.FixtureRequest, tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int], Site]]:
     """`make_site(layers)`: a session with ten jobs for each layer."""
-    with redis_server("--requirepass", ADMIN, host="127.0.0.1", executable=request.param) as url:
+    with guarded_redis(request.param) as url:
         monkeypatch.setenv("TUNA_BROKER_URL", with_password(url, ADMIN))
         get_settings.cache_clear()
         with contextlib.ExitStack() as stack:

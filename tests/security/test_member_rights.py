@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import redis
-from joined_site import ADMIN, COMPILER, DEVICE, HOME, Site
+from guarded_redis import ADMIN
+from joined_site import COMPILER, DEVICE, HOME, Site
 
 from tuna.membership import keys
 from tuna.membership.announcements import control_key
