@@ -132,7 +132,7 @@ end
 return lost
 """
 )
-# KEYS: past, counts, dealt.  ARGV: ms to keep
+# KEYS: past, counts.  ARGV: ms to keep
 _TRIM = (
     NOW
     + """
@@ -246,7 +246,7 @@ class DealtChunks:
 
     def trim(self) -> None:
         """Forget chunks that ended long ago."""
-        self._trim(keys=[self._past_key, self._counts_key, self._key], args=[_PAST_MS])
+        self._trim(keys=[self._past_key, self._counts_key], args=[_PAST_MS])
 
     def _keys(self, worker: str) -> list[str]:
         mine = [self._inbox.key(worker, name) for name in ("dealt", "artifacts")]
