@@ -122,11 +122,11 @@ class Dealer:
 
     def has_place(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> bool:
         """Whether any member could do more. `dealt`: all chunks that members have."""
-        return bool(self._free_places(members, Counter(one.member for one in dealt.values())))
+        return bool(self._free_places(members, dealt))
 
     def deal(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> int:
         """Fill free places, one chunk for each member in turn; returns the number of chunks. `dealt`: all there are."""
-        free = self._free_places(members, Counter(one.member for one in dealt.values()))
+        free = self._free_places(members, dealt)
         if not free:
             return 0
         ends = {name: [one.ends_by for one in dealt.values() if one.member == name] for name in free}
@@ -148,11 +148,13 @@ class Dealer:
         if connection is not None:
             connection.release()
 
-    def _free_places(self, members: Sequence[Member], has: Mapping[str, int]) -> dict[str, int]:
+    def _free_places(self, members: Sequence[Member], dealt: Mapping[str, Dealt]) -> dict[str, int]:
+        """How many chunks each member that could do more is to get."""
+        has = Counter(one.member for one in dealt.values())
         found = {}
         for member in members:
             live = min(self._relay.live(member.name), member.processes)
-            free = live + self._pace.ahead(member.name) - has.get(member.name, 0)
+            free = live + self._pace.ahead(member.name) - has[member.name]
             if member.state == "active" and live and free > 0 and self._pace.is_over(member.name):
                 found[member.name] = free
         return found

@@ -120,11 +120,9 @@ class MemberWork:
             self._collector.forget(self._chunks)
 
     def _deal(self, members: Sequence[Member]) -> int:
-        if not self._dealer.has_place(members, self._chunks):
+        if not self._dealer.has_place(members, self._chunks) or is_nearly_full(self._client):
             return 0
-        self._chunks = self._dealt.all()  # without those that ended since
-        if is_nearly_full(self._client):
-            return 0
+        self._chunks = self._dealt.all()  # without those that ended since they were read: there may be more places
         sent = self._dealer.deal(members, self._chunks)
         if sent:
             self._chunks = self._dealt.all()
