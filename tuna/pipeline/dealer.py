@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import sqlalchemy as sa
@@ -59,6 +60,15 @@ class _Chunk(BaseModel):
     model_config = ConfigDict(extra="ignore")
     id: str
     items: tuple[_Item, ...]
+
+
+class _Handed(Enum):
+    """What became of a message of a shared queue."""
+
+    DEALT = auto()  #: the member has its chunk
+    DROPPED = auto()  #: its lease is gone
+    AVOIDED = auto()  #: another worker is to have it
+    REFUSED = auto()  #: this member cannot have any chunk now
 
 
 class Pace:
@@ -175,15 +185,15 @@ class Dealer:
                     except Exception:
                         message.requeue()
                         raise
-                    if outcome == "avoid":  # put back at the end, or it would be the next one again
+                    if outcome is _Handed.AVOIDED:  # put back at the end, or it would be the next one again
                         stack.callback(message.requeue)
                         left += 1
                         continue
-                    if outcome == "requeue":
+                    if outcome is _Handed.REFUSED:
                         message.requeue()
                         return False
                     message.ack()
-                    if outcome == "dealt":
+                    if outcome is _Handed.DEALT:
                         return True
         return False
 
@@ -203,23 +213,22 @@ class Dealer:
             self.close()
             raise
 
-    def _hand_over(self, member: Member, message: Any, ends: list[float]) -> str:
-        """Deal the chunk of a message: `dealt`, `drop` (its lease is gone), `avoid` (another worker is to have it), or `requeue`
-        (this member cannot have any)."""
+    def _hand_over(self, member: Member, message: Any, ends: list[float]) -> _Handed:
+        """Deal the chunk of a message. `ends`: when those that the member has end; this one's is added."""
         try:
             chunk = _Chunk.model_validate_json(celery_internals.task_arguments(message)["chunk"])
         except (KeyError, ValueError, ValidationError) as error:
             log.error("invalid message dropped", fault=str(error))
-            return "drop"
+            return _Handed.DROPPED
         if self._should_avoid(member, chunk):
-            return "avoid"
+            return _Handed.AVOIDED
         files = self._files(chunk)
         size_bytes, is_short = sum(map(len, files.values())), len(ends) >= member.processes + _AHEAD
         if size_bytes > self._most_bytes(member, is_short=is_short):
             if not is_short:
                 log.warning("chunk not dealt: its artifacts are too large", worker=member.name, chunk=chunk.id)
                 self._pace.fail(member.name)
-            return "requeue"
+            return _Handed.REFUSED
         now = self._dealt.now()
         running = sorted(ends)[-member.processes :]
         begins_by = running[0] if len(running) == member.processes else now  # when a process is free at the latest
@@ -234,12 +243,13 @@ class Dealer:
         if len(entry) > MESSAGE_BYTES:
             log.warning("chunk not dealt: its message is too large", worker=member.name, chunk=chunk.id)
             self._pace.fail(member.name)
-            return "requeue"
+            return _Handed.REFUSED
         outcome = self._dealt.deal(chunk.id, record, queue, entry, files)
         if outcome == "dealt":
             ends.append(record.ends_by)
             log.debug("chunk dealt", worker=member.name, chunk=chunk.id)
-        return {"dealt": "dealt", "stale": "drop"}.get(outcome, "requeue")
+            return _Handed.DEALT
+        return _Handed.DROPPED if outcome == "stale" else _Handed.REFUSED
 
     def _most_bytes(self, member: Member, *, is_short: bool) -> float:
         """Bytes of artifacts that one chunk may bring."""
