@@ -51,14 +51,14 @@ local function fault(key, kind, most, bytes)
   return why
 end
 """
-# KEYS: all of a member.  ARGV: type (or empty for any), number, bytes; for each key.  Returns {key, fault}, ..
+# KEYS: all of a member.  ARGV: type (or empty for any), number, bytes; for each key.  Returns {number of the key, fault}, ..
 _CHECK = (
     _FAULT
     + """
 local found = {}
 for i, key in ipairs(KEYS) do
   local why = fault(key, ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i])
-  if why then found[#found + 1] = {key, why} end
+  if why then found[#found + 1] = {i, why} end
 end
 return found
 """
@@ -184,9 +184,9 @@ class Inbox:
         """Delete keys of the wrong type, and those that are larger than a quota or a bound."""
         calls = [(keys.all_keys(self._namespace, one.name), self._bounds(one)) for one in members]
         for member, found in zip(members, self._run(self._check, calls), strict=True):
-            start = len(keys.prefix(self._namespace, member.name))
-            for key, why in found:
-                self.blame(member.name, f"{_text(key)[start:].partition(chr(6))[0]}: {_text(why)}")
+            for number, why in found:
+                name = keys.NAMES[number - 1]
+                self.blame(member.name, f"{keys.WORK if name in _QUEUE else name}: {_text(why)}")
 
     def waiting(self, members: Sequence[Member]) -> dict[str, int]:
         """Messages in the queue of each member."""
@@ -235,8 +235,7 @@ class Inbox:
         return cast(list[Any], self._artifacts(keys=[key], args=[most_bytes, *fields]))
 
     def _bounds(self, member: Member) -> list[Any]:
-        """Type, number and bytes for each of `keys.all_keys`. Of kombu's own keys each type will do: only it reads them."""
-        start = len(keys.prefix(self._namespace, member.name))
+        """Type, number and bytes for each of `keys.NAMES`. Of kombu's own keys each type will do: only it reads them."""
         others = ("", _MOST, _BASE_BYTES + MESSAGE_BYTES * (member.processes + MOST_AHEAD))
         known: Mapping[str, tuple[str, int, int]] = {
             "dealt": ("hash", _MOST, _BASE_BYTES),
@@ -247,8 +246,7 @@ class Inbox:
             "order": ("string", 1, 1 << 16),
             **dict.fromkeys(_QUEUE, ("list", _MOST, others[2])),
         }
-        names = [key[start:] for key in keys.all_keys(self._namespace, member.name)]
-        return [bound for name in names for bound in known.get(name, others)]
+        return [bound for name in keys.NAMES for bound in known.get(name, others)]
 
     def _run(self, script: Any, calls: Sequence[_Call]) -> list[Any]:
         with self._client.pipeline(transaction=False) as pipe:

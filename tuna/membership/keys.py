@@ -21,7 +21,8 @@ from tuna.settings import Settings
 
 #: The member's Celery queue; its exchange and routing key have the same name.
 WORK = "work"
-_OWN = ("dealt", "reports", "heartbeats", "artifacts", "public", "order")
+#: All keys, without their prefix.
+NAMES = ("dealt", "reports", "heartbeats", "artifacts", "public", "order", *member_broker_keys(WORK))
 #: The Redis commands that a member's processes use, Celery's included, beside `select` of their database: no script, nothing
 #: that lists keys, no channel.
 COMMANDS = "auth hello ping multi exec get hget hset hdel hexists xadd brpop lpush llen sadd smembers"
@@ -40,4 +41,4 @@ def of(settings: Settings, name: str) -> str:
 def all_keys(namespace: str, worker: str) -> list[str]:
     """Every key that the member's Redis user may touch."""
     start = prefix(namespace, worker)
-    return [start + name for name in (*_OWN, *member_broker_keys(WORK))]
+    return [start + name for name in NAMES]
