@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import structlog
@@ -46,11 +46,6 @@ class _Process:
     aside: bool
 
 
-@dataclass
-class _Known:
-    processes: dict[bytes, _Process] = field(default_factory=dict)
-
-
 class Relay:
     """The heartbeats of one database's members."""
 
@@ -59,15 +54,15 @@ class Relay:
         self._inbox = inbox
         self._board = board
         self._ttl_s = ttl_s
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, dict[bytes, _Process]] = {}  # by member and process id
 
     def look(self, members: Sequence[Member]) -> None:
         """Read all heartbeats, and announce those that changed since the last call."""
         now = time.monotonic()
-        self._known = {one.name: self._known.get(one.name, _Known()) for one in members}
+        self._known = {one.name: self._known.get(one.name, {}) for one in members}
         found = self._inbox.heartbeats(members)
         for member in members:
-            processes = self._known[member.name].processes
+            processes = self._known[member.name]
             for name in processes.keys() - found[member.name].keys():
                 del processes[name]
             gone = [name for name, text in found[member.name].items() if not self._note(member, name, text, now)]
@@ -75,8 +70,8 @@ class Relay:
 
     def be_patient(self) -> None:
         """Take all for alive anew: after an outage of Redis, in which no heartbeat could be sent."""
-        for known in self._known.values():
-            for process in known.processes.values():
+        for processes in self._known.values():
+            for process in processes.values():
                 process.changed_at = time.monotonic()
 
     def live(self, worker: str) -> int:
@@ -89,12 +84,11 @@ class Relay:
 
     def _live(self, worker: str) -> list[_Process]:
         since = time.monotonic() - self._ttl_s
-        known = self._known.get(worker, _Known()).processes.values()
-        return [process for process in known if process.changed_at >= since]
+        return [process for process in self._known.get(worker, {}).values() if process.changed_at >= since]
 
     def _note(self, member: Member, name: bytes, text: bytes, now: float) -> bool:
         """Announce the heartbeat if it is new; False if it is to be deleted."""
-        processes = self._known[member.name].processes
+        processes = self._known[member.name]
         before = processes.get(name)
         if before is not None and before.text == text:
             if before.changed_at < now - self._ttl_s:
