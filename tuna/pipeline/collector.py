@@ -63,12 +63,13 @@ class Collector:
         moved, cost = 0, 0
         for entry in entries:
             cost += _ENTRY_COST + len(entry.text or b"")
-            report = _read(entry)
-            record = None if isinstance(report, str) else self._dealt.of_member(report.chunk, member.name)
-            if not isinstance(report, str) and record is not None:
-                report = _bounded(report, record, entry)
-            if isinstance(report, str):
-                self._inbox.drop_report(member.name, entry, report)
+            try:
+                report = _read(entry)
+                record = self._dealt.of_member(report.chunk, member.name)
+                if record is not None:
+                    _check_size(report, record, entry)
+            except _BadReport as bad:
+                self._inbox.drop_report(member.name, entry, str(bad))
                 continue
             if record is not None:
                 checked, read_bytes = self._take_in(member, report, record)
@@ -123,28 +124,31 @@ class Collector:
         return report.model_copy(update={"results": results}), read_bytes
 
 
-def _bounded(report: Report, record: Dealt, entry: RawReport) -> Report | str:
-    """The report, or what it has too much of."""
-    if len(report.results) > record.items:
-        return "more results than items"
-    if len(entry.text or b"") > _RESULT_BYTES * (record.items + 1):
-        return "too large"
-    return report
+class _BadReport(ValueError):
+    """What no working member writes, in words of this process."""
 
 
-def _read(entry: RawReport) -> Report | str:
-    """The report, or what is wrong with it."""
+def _read(entry: RawReport) -> Report:
+    """Parse a report; raises _BadReport."""
     if entry.text is None:
-        return "not one field r"
+        raise _BadReport("not one field r")
     try:
         report = Report.model_validate_json(entry.text)
     except ValidationError:
-        return "unreadable"
+        raise _BadReport("unreadable") from None
     if not _CHUNK.fullmatch(report.chunk):
-        return "no chunk"
+        raise _BadReport("no chunk")
     if report.results and report.kind in (ReportKind.STARTED, ReportKind.LOST):
-        return f"results in a report of the kind {report.kind.value}"
+        raise _BadReport(f"results in a report of the kind {report.kind.value}")
     return report
+
+
+def _check_size(report: Report, record: Dealt, entry: RawReport) -> None:
+    """Raise _BadReport for more than a chunk's items can give."""
+    if len(report.results) > record.items:
+        raise _BadReport("more results than items")
+    if len(entry.text or b"") > _RESULT_BYTES * (record.items + 1):
+        raise _BadReport("too large")
 
 
 def _as_of(member: Member, report: Report) -> Report:
