@@ -27,10 +27,7 @@ class Keys:
     @classmethod
     def of_secret(cls, secret: str, former: Iterable[str] = ()) -> Keys:
         """The keys of one that signs; `former`: public keys that it still accepts, in hex."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        private = Ed25519PrivateKey.from_private_bytes(_seed(secret))
-        return cls((private.public_key().public_bytes_raw().hex(), *former), secret)
+        return cls((_private_key(secret).public_key().public_bytes_raw().hex(), *former), secret)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Keys:
@@ -83,9 +80,7 @@ class Keys:
 
     @cached_property
     def _private(self) -> Ed25519PrivateKey:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        return Ed25519PrivateKey.from_private_bytes(_seed(self.secret))
+        return _private_key(self.secret)
 
     @cached_property
     def _verifiers(self) -> dict[str, Ed25519PublicKey]:
@@ -99,5 +94,7 @@ def key_id(public: str) -> str:
     return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:8]
 
 
-def _seed(secret: str) -> bytes:
-    return hashlib.sha256(_SEED + bytes.fromhex(secret)).digest()
+def _private_key(secret: str) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(_SEED + bytes.fromhex(secret)).digest())
