@@ -12,6 +12,7 @@ from guarded_redis import emptied, guarded_redis
 from processes import Processes
 
 from tuna.artifacts import ArtifactRefused
+from tuna.libraries.context import RunContext
 from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
 from tuna.membership import keys
@@ -21,6 +22,7 @@ from tuna.pipeline.connection import make_celery, queue_depth
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.member import Member, leases_of
 from tuna.pipeline.messages import Chunk, Report, ReportKind, task_message
+from tuna.pipeline.runner import Runner
 from tuna.settings import Settings, get_settings
 from tuna.signatures import Keys
 
@@ -181,6 +183,18 @@ def test_a_chunk_that_is_given_up_is_reported_as_soon_as_redis_listens(
     assert texts[:-1] == [b"begun", b"begun", b"begun", b"done"], "c1 was ended, and c2 withdrawn"
     last = Report.model_validate_json(texts[-1])
     assert (last.kind, last.chunk) == (ReportKind.LOST, "c3")
+
+
+def test_a_job_that_failed_here_is_done_without_a_look_at_other_workers(
+    admin: redis.Redis, settings: Settings, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A coordinator, which sees them all, would not have dealt it; the server would note that they were asked for."""
+    member = Member(client, settings)
+    chunk = deal(admin, 1)
+    items = tuple(item.model_copy(update={"avoid": NAME}) for item in chunk.items)
+    runner = Runner(client, 10.0, RunContext(member.store, tmp_path, (0,)), NAME, member=member)
+    assert runner.run(chunk.model_copy(update={"items": items}), get_library("noop")) == "finished"
+    assert refusals(admin) == []
 
 
 def test_artifacts_lie_beside_their_chunk(admin: redis.Redis, settings: Settings, client: redis.Redis) -> None:

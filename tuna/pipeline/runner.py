@@ -308,10 +308,12 @@ class Runner:
         return True
 
     def _others(self, chunk: Chunk) -> list[WorkerStatus]:
-        """Live workers at other places that take from the chunk's queue, as far as their heartbeats tell."""
+        """Live workers at other places that take from the chunk's queue, as far as their heartbeats tell; a member sees none."""
+        if self._member:
+            return []
         try:
             live = HeartbeatBoard(self._client, chunk.namespace, self._lease_s).live()
-        except redis.RedisError as error:  # the ACL of a joined worker does not permit reading heartbeats
+        except redis.RedisError as error:
             log.debug("heartbeats unreadable", error=str(error))
             return []
         others = [status for status in live if status.place != self.place and not status.aside]
