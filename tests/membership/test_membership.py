@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,16 @@ import redis
 import sqlalchemy as sa
 from databases import SqliteTemplate
 from guarded_redis import emptied, guarded_redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from tuna import redis_client
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Token, Worker
 from tuna.errors import BadInput, ServiceError
 from tuna.libraries.registry import get_library
+from tuna.membership import join as joining
 from tuna.membership import keys
 from tuna.membership import members as store
 from tuna.membership.announcements import control_key
@@ -259,6 +264,44 @@ def test_after_redis_forgot_its_users_the_gate_makes_them_again(gate: Gate, url:
     assert client.ping()
     with ticking(gate):
         assert join(token.full(), "compile", COMPILER, 10)
+
+
+@pytest.fixture()
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joining worker's client does not repeat a command by itself."""
+    retry = Retry(NoBackoff(), 0)
+    client = lambda url, **options: redis.Redis.from_url(url, retry=retry, **options)  # noqa: E731
+    monkeypatch.setattr(redis_client, "retrying_client", client)
+
+
+@pytest.mark.usefixtures("one_attempt")
+def test_a_worker_that_waits_for_its_answer_outlives_a_restart_of_redis(
+    gate: Gate, url: str, admin: redis.Redis, eventually: Callable[..., None]
+) -> None:
+    """Redis has no users then until a coordinator makes them again: the worker ended, as if its token were none."""
+    token = gate.create_token("compile", 60, url)
+    with futures.ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(join, token.full(), "compile", COMPILER, 20)
+        eventually(lambda: admin.exists(request_key("n", token.id)), 10)
+        admin.acl_deluser(join_user("n", token.id))
+        admin.flushall()
+        futures.wait([asking], 0.6)
+        with ticking(gate):
+            assert asking.result()
+
+
+@pytest.mark.usefixtures("one_attempt")
+def test_a_token_that_is_used_up_meanwhile_is_refused(
+    gate: Gate, url: str, admin: redis.Redis, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_OUTAGE_S", 0.5)
+    token = gate.create_token("compile", 60, url)
+    with futures.ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(join, token.full(), "compile", COMPILER, 20)
+        eventually(lambda: admin.exists(request_key("n", token.id)), 10)
+        admin.acl_deluser(join_user("n", token.id))
+    with pytest.raises(BadInput, match="was used before"):
+        asking.result()
 
 
 def test_two_databases_in_one_redis_leave_each_others_members_alone(

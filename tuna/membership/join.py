@@ -32,6 +32,9 @@ REQUEST_TTL_S = 60
 #: A longer request is not even read.
 MAX_REQUEST_BYTES = 65_536
 _POLL_S = 0.2
+#: So long errors last before one that was let in believes them: Redis may be away, and has no users after a restart until a
+#: coordinator makes them again.
+_OUTAGE_S = 10.0
 #: Chunks that one member may do at a time; of further processes it has no use.
 MAX_PROCESSES = 256
 _TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
@@ -149,11 +152,19 @@ def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0
     )
     request = Request(secret=token.secret, role=role, facts=facts).model_dump_json()
     deadline = time.monotonic() + timeout_s
+    patient_until = 0.0
     try:
         while time.monotonic() < deadline:
-            client.set(request_key(token.namespace, token.id), request, ex=REQUEST_TTL_S, nx=True)
-            time.sleep(_POLL_S)
-            text = client.getdel(answer_key(token.namespace, token.id))
+            text = None
+            try:
+                client.set(request_key(token.namespace, token.id), request, ex=REQUEST_TTL_S, nx=True)
+                patient_until = min(time.monotonic() + _OUTAGE_S, deadline)
+                time.sleep(_POLL_S)
+                text = client.getdel(answer_key(token.namespace, token.id))
+            except redis.RedisError:
+                if time.monotonic() >= patient_until:
+                    raise
+                time.sleep(_POLL_S)
             if isinstance(text, bytes):
                 return _settings(token, Answer.model_validate_json(text))
     except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
