@@ -32,7 +32,7 @@ REQUEST_TTL_S = 60
 #: A longer request is not even read.
 MAX_REQUEST_BYTES = 65_536
 _POLL_S = 0.2
-#: So long errors last before one that was let in believes them: Redis may be away, and has no users after a restart until a
+#: Seconds for which errors are retried after a first success: Redis may be away, and has no users after a restart until a
 #: coordinator makes them again.
 _OUTAGE_S = 10.0
 #: Chunks that one member may do at a time; of further processes it has no use.

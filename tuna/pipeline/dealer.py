@@ -63,7 +63,7 @@ class _Chunk(BaseModel):
 
 
 class _Handed(Enum):
-    """What became of a message of a shared queue."""
+    """Outcomes of dealing a message of a shared queue."""
 
     DEALT = auto()  #: the member has its chunk
     DROPPED = auto()  #: its lease is gone
