@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from shared_data import need
 from tvm_bench import Bench
 
 from tuna.artifacts import Artifacts
@@ -22,6 +23,12 @@ def tvm_here() -> None:
     """Skip without TVM at home, fail without it in CI."""
     if find_spec("tvm") is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("TVM is not installed: pip install '.[tvm]'")
+
+
+@pytest.fixture(scope="session")
+def xgboost_here() -> None:
+    """Skip without xgboost at home, fail without it in CI."""
+    need(find_spec("xgboost") is not None, "xgboost (pip install '.[search]')")
 
 
 @pytest.fixture(scope="module")

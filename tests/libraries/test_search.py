@@ -19,6 +19,8 @@ from tuna.libraries.search.cost_model import CostModel, Source, learn
 from tuna.libraries.search.history import Measured, in_order
 from tuna.libraries.search.proposal import SMALL, Strategy, propose
 
+pytestmark = pytest.mark.usefixtures("xgboost_here")
+
 #: One is ranked whole, in the other candidates are bred.
 SMALL_SIDE, LARGE_SIDE = 10, 40
 #: Prints three batches of a search, a digest of each.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm_layers import conv, gemm
 
-pytestmark = pytest.mark.usefixtures("tvm_here")
+pytestmark = pytest.mark.usefixtures("tvm_here", "xgboost_here")
 pytest.importorskip("tvm")
 
 from tuna.errors import BadInput

@@ -67,6 +67,13 @@ class Design:
             found.append(Decision(place, name, labels[place], len(numbers), options))
         return cls(tuple(instructions), tuple(found))
 
+    @functools.cached_property
+    def _counts(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for name, *_ in self.instructions:
+            found[f"count.{name}"] = found.get(f"count.{name}", 0.0) + 1.0
+        return found
+
     def size(self) -> int:
         """Number of combinations of decisions; not every one need be a valid schedule."""
         return math.prod(len(decision.options) for decision in self.decisions)
@@ -90,8 +97,11 @@ class Design:
         return [list(self.instructions), decided]
 
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
-        """Of a tile the logarithms of its factors, of their products from within, and of the extent; of the rest, the values."""
-        found: dict[str, float] = {}
+        """Of a tile the logarithms of its factors, of their products from within, and of the extent; of the rest, the values.
+
+        Designs of one problem differ in the numbers of their instructions by kind.
+        """
+        found: dict[str, float] = dict(self._counts)
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
             if decision.kind == _TILE:

@@ -33,7 +33,7 @@ class ScheduleSpace(Space):
         self._module, self._target = module, target
         self._ready = [records.to_params(module, target, schedule) for schedule in ready]
         self._postprocs: Sequence[Any] = ()
-        self._designs: list[Design] = []
+        self.designs: list[Design] = []
         if sampled:
             import_intrinsics(architecture=architecture)
             context = ms.TuneContext(
@@ -47,8 +47,8 @@ class ScheduleSpace(Space):
             )
             generated = context.generate_design_space()
             self._postprocs = list(context.space_generator.postprocs)
-            self._designs = [self._design(schedule.trace) for schedule in generated]
-        self._by_key = {key_of([design.instructions, []]): index for index, design in enumerate(self._designs)}
+            self.designs = [self._design(schedule.trace) for schedule in generated]
+        self._by_key = {key_of([design.instructions, []]): index for index, design in enumerate(self.designs)}
 
     def first(self) -> Sequence[Point]:
         """The schedules that are there already."""
@@ -57,13 +57,13 @@ class ScheduleSpace(Space):
     def points(self) -> Iterator[Point]:
         """Design after design."""
         yield from self.first()
-        for index, design in enumerate(self._designs):
+        for index, design in enumerate(self.designs):
             for values in design.values():
                 yield (index, *values)
 
     def size(self) -> int:
         """With combinations that are no valid schedule."""
-        return len(self._ready) + sum(design.size() for design in self._designs)
+        return len(self._ready) + sum(design.size() for design in self.designs)
 
     def point_of(self, params: str) -> Point | None:
         """By the instructions of the record's trace."""
@@ -78,15 +78,15 @@ class ScheduleSpace(Space):
         design, *values = point
         if design < 0:
             return self._ready[-1 - design]
-        schedule = self._applied(self._designs[design].trace(tuple(values)))
+        schedule = self._applied(self.designs[design].trace(tuple(values)))
         return schedule and records.to_params(self._module, self._target, schedule)
 
     def features(self, point: Point) -> Mapping[str, float]:
-        """Of the decisions, and how many instructions the design has."""
+        """As the design has them."""
         design, *values = point
         if design < 0:
             return {"ready": 1.0}
-        return {**self._designs[design].features(tuple(values)), **_of_design(self._designs[design].instructions)}
+        return self.designs[design].features(tuple(values))
 
     def features_of(self, params: str) -> Mapping[str, float] | None:
         """From the record's own trace."""
@@ -96,15 +96,15 @@ class ScheduleSpace(Space):
         if not trace:
             return None
         design = _design_of(key_of(trace), json.dumps(own_decisions(trace)))
-        return {**design.features(values_of(trace)), **_of_design(design.instructions)}
+        return design.features(values_of(trace))
 
     def random(self, chance: Random) -> Point:
         """A design, then each decision, each as likely as the others of its kind."""
-        if not self._designs:
+        if not self.designs:
             return (-1,)
-        index = chance.randrange(len(self._designs))
+        index = chance.randrange(len(self.designs))
         values: list[int] = []
-        for decision in self._designs[index].decisions:
+        for decision in self.designs[index].decisions:
             values += chance.choice(decision.options)
         return (index, *values)
 
@@ -112,7 +112,7 @@ class ScheduleSpace(Space):
         """One decision that has alternatives."""
         if point[0] < 0:
             return self.random(chance)
-        design = self._designs[point[0]]
+        design = self.designs[point[0]]
         parts = design.split(point[1:])
         free = [index for index, decision in enumerate(design.decisions) if len(decision.options) > 1]
         if free:
@@ -124,7 +124,7 @@ class ScheduleSpace(Space):
         """Within a design, each decision of one or the other."""
         if one[0] < 0 or one[0] != other[0]:
             return one
-        design = self._designs[one[0]]
+        design = self.designs[one[0]]
         parts = [chance.choice(pair) for pair in zip(design.split(one[1:]), design.split(other[1:]), strict=True)]
         return (one[0], *(number for part in parts for number in part))
 
@@ -172,11 +172,3 @@ def _trace(params: str) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _design_of(key: str, decisions: str) -> Design:
     return Design.read([json.loads(key), json.loads(decisions)])
-
-
-def _of_design(instructions: Sequence[Any]) -> dict[str, float]:
-    """Designs of one problem differ in the kinds of their instructions."""
-    found: dict[str, float] = {}
-    for name, *_ in instructions:
-        found[f"count.{name}"] = found.get(f"count.{name}", 0.0) + 1.0
-    return found
