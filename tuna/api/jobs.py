@@ -157,9 +157,13 @@ def enqueue(
     *,
     on_progress: Callable[[Progress], None] | None = None,
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
+    on_stored: Callable[[Collection[int]], None] | None = None,
 ) -> Progress:
-    """Fill the queues and drain results until every job is finished, as `run` does; the workers run elsewhere."""
-    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind)
+    """Fill the queues and drain results until every job is finished, as `run` does; the workers run elsewhere.
+
+    `on_stored` gets the jobs of which results were just stored, of any session.
+    """
+    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored)
 
 
 def _work_through(
@@ -169,6 +173,7 @@ def _work_through(
     on_progress: Callable[[Progress], None] | None,
     on_wait: Callable[[float], None] | None,
     on_behind: Callable[[Mapping[int, int]], None] | None,
+    on_stored: Callable[[Collection[int]], None] | None = None,
 ) -> Progress:
     from tuna.db.database import open_database
     from tuna.settings import get_settings
@@ -183,6 +188,7 @@ def _work_through(
         on_progress=on_progress or (lambda _: None),
         on_wait=on_wait or (lambda _: None),
         on_behind=on_behind or (lambda _: None),
+        on_stored=on_stored or (lambda _: None),
     )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:

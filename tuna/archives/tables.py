@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -49,12 +49,17 @@ def _plain(value: Any) -> Any:
 class RowReader:
     """Reads rows of one table from an archive that has these columns."""
 
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        """Raises ValueError for columns that the table does not have, or lacks in the archive without a default."""
-        there = table(name).columns
-        if unknown := set(names) - set(there.keys()):
+    def __init__(self, name: str, names: Sequence[str], without: Collection[str] = ()) -> None:
+        """Raises ValueError for columns that the table does not have, or lacks in the archive without a default.
+
+        `without`: columns that may be missing, since the reader gives them.
+        """
+        there = {one.name: one for one in table(name).columns if one.name not in without}
+        if unknown := set(names) - there.keys():
             raise ValueError(f"table {name} has no column {min(unknown)}")
-        missing = [one.name for one in there if one.name not in names and not one.nullable and not _default(one)]
+        missing = [
+            one.name for one in there.values() if one.name not in names and not one.nullable and not _default(one)
+        ]
         if missing:
             raise ValueError(f"column {missing[0]} of table {name} is missing")
         self._columns: list[tuple[str, bool, Callable[[Any], Any]]] = [

@@ -78,8 +78,10 @@ class Coordinator:
         works: Sequence[SessionWork],
         refresh: Callable[[], Sequence[SessionWork]] | None = None,
         aside: Aside | None = None,
+        on_stored: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
-        """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now."""
+        """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now. `on_stored` is the
+        drain's."""
         self._engine = engine
         self._celery = celery
         self._settings = settings
@@ -94,7 +96,7 @@ class Coordinator:
         self._artifacts = artifacts = Artifacts.from_settings(settings, namespace, keys, self._read_keys, waits=False)
         artifacts.prepare()
         board = HeartbeatBoard(client, namespace, settings.lease_s)
-        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone)
+        self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone, on_stored)
         self.aside = aside or Aside(engine)
         self.publisher = Publisher(
             engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace, self.aside

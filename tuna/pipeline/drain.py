@@ -7,7 +7,7 @@ to redelivery of the entries; a result whose attempt is no longer the job's curr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -97,6 +97,7 @@ class DrainCounts:
     causes: Counter[str] = field(default_factory=Counter)
     configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that something may follow, with the session
     unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
+    jobs: set[int] = field(default_factory=set)  #: that moved, likewise
 
 
 class _Outcome(NamedTuple):
@@ -125,8 +126,10 @@ class Drain:
         artifacts: Artifacts,
         max_attempts: int,
         is_alone: Callable[[str], bool] = lambda _: True,
+        on_stored: Callable[[Collection[int]], None] = lambda _: None,
     ) -> None:
-        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`)."""
+        """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`).
+        `on_stored` gets the jobs of each transaction after its commit, unless this process is killed in between."""
         self._engine = engine
         self._stream = stream
         self._libraries: dict[int, Library] = {}  # by session
@@ -134,7 +137,7 @@ class Drain:
         self._missing: dict[int, str] = {}  # names of libraries that are not installed here, by session
         self._winners = Winners(artifacts)
         self._max_attempts = max_attempts
-        self._is_alone = is_alone
+        self._is_alone, self._on_stored = is_alone, on_stored
         self.counts = DrainCounts()
         self.pace = ChunkSizer()
 
@@ -213,6 +216,7 @@ class Drain:
         self.counts.causes += counts.causes
         self.counts.configs |= counts.configs
         self._artifacts.release(counts.unneeded)
+        self._on_stored(counts.jobs)
 
     def _write_reports(self, connection: sa.Connection, reports: Sequence[Report], fetched: Fetched) -> DrainCounts:
         ended = {report.chunk for report in reports if report.kind in (ReportKind.FINISHED, ReportKind.RETURNED)}
@@ -283,6 +287,7 @@ class Drain:
         for outcome in outcomes:
             self.pace.note(jobs[outcome.result.job_id].session_id, outcome.result)
         counts.accepted += len(outcomes)
+        counts.jobs |= accepted.keys()
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)
 
     def _learn(self, connection: sa.Connection, session_ids: set[int]) -> None:

@@ -91,13 +91,14 @@ def run_sessions(
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_wait: Callable[[float], None] = lambda _: None,
     on_behind: Callable[[Mapping[int, int]], None] = lambda _: None,
+    on_stored: Callable[[Collection[int]], None] = lambda _: None,
 ) -> Progress:
     """Enqueue and drain `steps` (all when empty) of the sessions until every job has finished them.
 
     `session_ids`: None for all sessions of the database with open jobs, also those that get some meanwhile. `workers` says
     which ones to start here for the libraries of the sessions. `on_wait` is called with the seconds that interrupted workers
     have to finish what they do, `on_behind` with the number of chunks of each other session that workers do before those of
-    these sessions.
+    these sessions, `on_stored` with the jobs of which results were stored (`Drain`).
     """
     with reading(engine) as connection:
         works = read_works(connection, session_ids, steps)
@@ -118,7 +119,8 @@ def run_sessions(
             raise TunaError(f"No session could be served: {next(iter(aside.faults.values()))}.")
         return state
     ensure_services(settings)
-    coordinator = Coordinator(engine, connect(settings), make_celery(settings), settings, works, watch.refresh, aside)
+    celery = make_celery(settings)
+    coordinator = Coordinator(engine, connect(settings), celery, settings, works, watch.refresh, aside, on_stored)
     with contextlib.ExitStack() as stack:
         specs = workers([work.library for work in works])
         if specs:

@@ -1,0 +1,267 @@
+"""The trace of a session: a file to which each job's state is appended as it changes, with the result of one that ended.
+
+Lines of JSON. The first names the session and its environment, each other one a job (config, solver, steps), its state and
+attempt, and, of a job that ended, its result: trials, the find-db rows that it wrote, and their artifacts (`packed`). Of
+several lines of a job the last counts, so that repeating one changes nothing. A line is written after the transaction
+that it tells of, and what a killed process did not write is written by `record` of the next one. `restore` makes the
+session again in a database that does not have it.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import threading
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import sqlalchemy as sa
+
+from tuna.archives import tables
+from tuna.db import sessions
+from tuna.db.batches import parts
+from tuna.db.engine import reading
+from tuna.db.models import Config, FindDb, FindDbKernel, Job, Kernel, Session, Solver, StepResult, Trial
+from tuna.errors import BadInput, StorageFull
+from tuna.libraries.base import FINALS, Environment
+from tuna.version import __version__
+from tuna.vocabulary import IN_FLIGHT, State
+
+FORMAT, VERSION = "tuna-trace", 1
+_HEAD = f'{{"format":"{FORMAT}"'.encode()
+#: States in which a job is done, with or without success.
+ENDED = frozenset({State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value})
+_PASSING = frozenset(state.value for state in IN_FLIGHT)
+#: Columns that name rows of one database only, or what is in flight there.
+LOCAL: Mapping[str, frozenset[str]] = {
+    "job": frozenset({"id", "session_id", "config_id", "solver_id", "chunk", "leased_at"}),
+    "step_result": frozenset({"id", "job_id"}),
+    "trial": frozenset({"id", "job_id"}),
+    "find_db": frozenset({"id", "session_id", "config_id", "solver_id", "job_id", "final_job_id"}),
+    "find_db_kernel": frozenset({"find_db_id"}),
+}
+
+
+class JobName(NamedTuple):
+    """What a job is in every database."""
+
+    config: str  #: key
+    solver: str
+    steps: str
+
+
+class Header(NamedTuple):
+    """The session that a trace is of."""
+
+    uuid: str
+    label: str
+    environment: Environment
+
+
+class Trace:
+    """A trace file that this process alone appends to."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises BadInput for a file that is no trace, or that another process appends to."""
+        self.path = path
+        self.header: Header | None = None
+        self._written: dict[JobName, tuple[str, int]] = {}
+        self._artifacts: set[str] = set()
+        self._lock = threading.Lock()  # the drain may be a thread
+        try:
+            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # until `close`
+        except OSError as error:
+            raise BadInput(f"The trace file {path} cannot be written: {error.strerror}.") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError:
+            self.close()
+            raise BadInput(f"Another master writes to the trace file {path}.", hint="give each its own") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process append; a file without a line is removed."""
+        if self.header is None and not os.fstat(self._file.fileno()).st_size:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Number and document of each line after the first; raises BadInput for what is none.
+
+        The last line may be torn, as a killed process left it; then it is cut off.
+        """
+        self._file.seek(0)
+        end = 0
+        for number, line in enumerate(self._file, 1):
+            try:
+                found = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                if number == 1 and not (line.startswith(_HEAD) or _HEAD.startswith(line)):
+                    raise BadInput(f"{self.path} is no trace file.")
+                if self._file.read(1):
+                    raise BadInput(f"{self.path}:{number}: this line of the trace file is damaged.")
+                self._file.truncate(end)
+                return
+            end += len(line)
+            if number == 1:
+                self.header = _header(self.path, found)
+            else:
+                yield number, found
+
+    def begin(self, engine: sa.Engine, session_id: int) -> None:
+        """Name the session in the first line, unless it is there."""
+        if self.header is not None:
+            return
+        with reading(engine) as connection:
+            info = sessions.get(connection, session_id)
+            uuid = connection.execute(sa.select(Session.uuid).where(Session.id == session_id)).scalar_one()
+        self.header = Header(uuid, info.reason, info.environment)
+        named = {"format": FORMAT, "version": VERSION, "tuna": __version__, "session": uuid, "label": info.reason}
+        self._append([{**named, "environment": vars(info.environment)}])
+
+    def record(self, engine: sa.Engine, session_id: int, job_ids: Collection[int] | None = None) -> list[int]:
+        """Append a line for each job of the session, or of those named, that is in another state than the trace says.
+
+        Returns the jobs that have ended since. Raises StorageFull.
+        """
+        with self._lock, reading(engine) as connection:
+            assert self.header is not None
+            lines, ended = [], []
+            for job, config, solver in _jobs(connection, session_id, job_ids):
+                name, state = JobName(config.key, solver, job["steps"]), (job["state"], job["attempt"])
+                if job["state"] in _PASSING or self._written.get(name) == state:
+                    continue
+                result = self._result(connection, job, config, solver) if job["state"] in ENDED else None
+                kept = {key: job[key] for key in ("steps", "reason", "options")}
+                named = {"config": json.loads(config.json), "key": config.key, "solver": solver, **kept}
+                line = {"session": self.header.uuid, "job": named, "state": state[0], "attempt": state[1]}
+                lines.append({**line, "result": result})
+                self._written[name] = state
+                ended += [job["id"]] if result is not None else []
+            self._append(lines)
+        return ended
+
+    def _read(self) -> None:
+        for number, line in self.lines():
+            try:
+                self._written[job_name(line)] = (str(line["state"]), int(line["attempt"]))
+                self._artifacts |= (line["result"] or {}).get("artifacts", {}).keys()
+            except (LookupError, TypeError, ValueError, AttributeError):
+                raise BadInput(f"{self.path}:{number}: this line of the trace file is damaged.") from None
+
+    def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines, which are on the disk when this returns."""
+        if not lines:
+            return
+        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+        try:
+            self._file.write(data.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StorageFull(f"The trace file {self.path} cannot be written: {error.strerror}.") from None
+
+    def _result(self, connection: sa.Connection, job: Mapping[str, Any], config: Any, solver: str) -> dict[str, Any]:
+        of_job = Trial.job_id == job["id"]
+        best = [FindDb.session_id == job["session_id"], FindDb.config_id == job["config_id"]]
+        if job["steps"] == FINALS:
+            best.append(FindDb.final_job_id == job["id"])
+            measured = sa.and_(FindDb.job_id == Trial.job_id, FindDb.trial_number == Trial.number)
+            of_job = sa.exists().where(measured, *best)
+        else:
+            best.append(FindDb.job_id == job["id"])
+        rows = connection.execute(sa.select(FindDb.__table__).where(*best).order_by(FindDb.id)).mappings().all()
+        found: dict[str, Any] = {
+            "job": plain("job", job),
+            "step_result": _rows(connection, StepResult, StepResult.job_id == job["id"]),
+            "trial": _rows(connection, Trial, of_job, _owner(Trial.job_id)),
+            "find_db": [self._best(connection, dict(row)) for row in rows],
+        }
+        needed = {job["workload"], config.body, *(row["workload"] for row in rows)}
+        needed |= {code["kernel"] for row in found["find_db"] for code in row["kernels"]}
+        new = sorted(digest for digest in needed - {None} - self._artifacts)
+        kernels = sa.select(Kernel.digest, Kernel.blob)
+        blobs = [row for part in parts(new) for row in connection.execute(kernels.where(Kernel.digest.in_(part)))]
+        self._artifacts |= {digest for digest, _ in blobs}
+        return {**found, "artifacts": {digest: packed(blob) for digest, blob in blobs}}
+
+    def _best(self, connection: sa.Connection, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A find-db row with the names of what it refers to."""
+        code = _rows(connection, FindDbKernel, FindDbKernel.find_db_id == row["id"])
+        jobs = {name: _owner_of(connection, row[f"{name}_id"]) for name in ("job", "final_job")}
+        return {**plain("find_db", row), **jobs, "kernels": code}
+
+
+def job_name(line: Mapping[str, Any]) -> JobName:
+    """The job that a line is of; raises LookupError or TypeError."""
+    return JobName(*(str(line["job"][name]) for name in ("key", "solver", "steps")))
+
+
+def packed(blob: bytes) -> str:
+    """An artifact as a line has it: zlib, then base64."""
+    return base64.b64encode(zlib.compress(blob)).decode()
+
+
+def plain(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON, without what is of one database only."""
+    kept = [key for key in row if key not in LOCAL[name]]
+    return dict(zip(kept, tables.values([row[key] for key in kept]), strict=True))
+
+
+def _header(path: Path, line: Mapping[str, Any]) -> Header:
+    if line.get("format") != FORMAT:
+        raise BadInput(f"{path} is no trace file.")
+    if line.get("version") != VERSION:
+        raise BadInput(f"{path} is a trace file of Tuna {line.get('tuna')}, which this version does not read.")
+    try:
+        return Header(str(line["session"]), str(line["label"]), Environment(**line["environment"]))
+    except (LookupError, TypeError):
+        raise BadInput(f"{path}:1: this line of the trace file is damaged.") from None
+
+
+def _jobs(
+    connection: sa.Connection, session_id: int, job_ids: Collection[int] | None
+) -> Iterator[tuple[Mapping[str, Any], Any, str]]:
+    """Each job's row, its config and the name of its solver, by id."""
+    query = (
+        sa.select(Job.__table__, Config.key, Config.json, Config.body, Solver.name)
+        .join(Config, Config.id == Job.config_id)
+        .join(Solver, Solver.id == Job.solver_id)
+        .where(Job.session_id == session_id)
+        .order_by(Job.id)
+    )
+    columns = [column.name for column in Job.__table__.columns]
+    for part in [None] if job_ids is None else parts(sorted(job_ids)):
+        for row in connection.execute(query if part is None else query.where(Job.id.in_(part))).all():
+            yield dict(zip(columns, row, strict=False)), row, row[-1]
+
+
+def _owner(job_id: Any) -> Sequence[Any]:
+    """Columns that name the job of a row, for a query on it."""
+    of_job = sa.select(Job.steps).where(Job.id == job_id).scalar_subquery().label("steps")
+    solver = sa.select(Solver.name).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
+    return [solver.scalar_subquery().label("solver"), of_job]
+
+
+def _owner_of(connection: sa.Connection, job_id: int | None) -> list[str] | None:
+    """Solver and steps of a job."""
+    query = sa.select(Solver.name, Job.steps).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
+    row = None if job_id is None else connection.execute(query).one_or_none()
+    return None if row is None else list(row)
+
+
+def _rows(
+    connection: sa.Connection, model: type[Any], where: sa.ColumnElement[bool], more: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
+    table = model.__table__
+    query = sa.select(table, *more).where(where).order_by(*table.primary_key.columns)
+    return [plain(table.name, dict(row)) for row in connection.execute(query).mappings()]
