@@ -60,6 +60,7 @@ from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
 from tuna.api.rpc import count_workers, listening
+from tuna.api.rpc_master import LayerCounts, Master, MasterPlan, start_master
 from tuna.api.services import (
     Upgrade,
     doctor,
@@ -115,7 +116,10 @@ __all__ = [
     "Checks",
     "ImportedConfigs",
     "ImportedModel",
+    "LayerCounts",
     "LoadedJobs",
+    "Master",
+    "MasterPlan",
     "MergedDatabase",
     "ModelTask",
     "Network",
@@ -193,6 +197,7 @@ __all__ = [
     "set_worker_state",
     "show_model",
     "simulate",
+    "start_master",
     "status",
     "tune_model",
     "undrained_reports",

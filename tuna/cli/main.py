@@ -45,6 +45,7 @@ COMMANDS = {
         "Time a built model on a board behind TVM RPC, or here.",
     ),
     "tune": ("tuna.cli.tune", "tune", "Tune a list of layers, or an ONNX model, with one command."),
+    "tune-rpc": ("tuna.cli.rpc_master", "tune_rpc", "Tune on workers that join over the network."),
     "results": ("tuna.cli.query", "results", "List the winners of a session with all that is known of each."),
     "reproduce": ("tuna.cli.work", "reproduce", "Repeat one job or one candidate, outside of any session."),
     "status": ("tuna.cli.status", "status", "Show sessions, jobs by state and failures by cause; --watch stays."),
@@ -71,6 +72,13 @@ COMMANDS = {
 }
 
 
+def load_command(name: str) -> click.Command:
+    """One of `COMMANDS`."""
+    module, attribute, _ = COMMANDS[name]
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -78,8 +86,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command = load_command(name)
         if ctx.resilient_parsing:  # a shell asks for completions
             importlib.import_module("tuna.cli.completion").attach(command)
         return command

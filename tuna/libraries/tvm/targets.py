@@ -67,6 +67,18 @@ def to_text(target: Mapping[str, Any]) -> str:
     return json.dumps(target, sort_keys=True)
 
 
+def to_words(target: Mapping[str, Any]) -> str:
+    """The text of older releases, for people: `llvm -mcpu=znver4 -num-cores=2`."""
+    plain = {name: ",".join(value) if isinstance(value, list) else value for name, value in target.items()}
+    return " ".join([str(plain.pop("kind")), *(f"-{name}={value}" for name, value in sorted(plain.items()))])
+
+
+def is_own(target: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether a target leaves open, or says as `own` does, all that this machine's own target says."""
+    named = target.keys() - {"kind", "mtriple", "keys"}
+    return not is_foreign(target) and all(target[name] == own.get(name) for name in named)
+
+
 def architecture(target: Mapping[str, Any]) -> str:
     """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this machine's."""
     name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()

@@ -1,0 +1,217 @@
+"""A master: a session for one target whose workers are elsewhere, with its trace, its logs and the table of its results."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuna.api.jobs import LoadedJobs, enqueue, load_jobs
+from tuna.api.rpc import count_workers
+from tuna.api.sessions import init_session, update_applicability, update_solvers
+from tuna.errors import BadInput
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from tuna.archives.trace import Trace
+    from tuna.configs import Config
+    from tuna.exports.commit import Commit
+    from tuna.exports.trial_logs import TrialLogs
+    from tuna.workers.session_run import Progress
+
+_TABLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
+#: How often all jobs are compared with the trace; those that this process drains are written at once.
+_COMPARE_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class MasterPlan:
+    """What a master is to do."""
+
+    target: str  #: JSON, or the text of older releases of TVM
+    layers: Sequence[Config]
+    table: str  #: where results are committed; the session's label
+    trials: int  #: of each job
+    log_url: str = ""  #: where the trials of each job go; empty: nowhere
+    tvm_tracker: str = ""  #: of the boards, where one is asked
+    device_key: str = ""
+    library: str = "tvm"
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """How many layers of a session have no open jobs, of how many."""
+
+    done: int
+    total: int
+    workers: int  #: live ones that measure for the session
+
+
+@dataclass(frozen=True)
+class Master:
+    """A session that is ready to be worked through."""
+
+    session_id: int
+    target: str  #: in words
+    loaded: LoadedJobs
+    restored: bool  #: from the trace, since the database did not have it
+    trials: Sequence[int]  #: numbers of trials that its jobs have, most of them as asked for
+    engine: sa.Engine
+    trace: Trace
+    logs: TrialLogs | None
+
+    def counts(self) -> LayerCounts:
+        """The layers, and the live workers."""
+        import sqlalchemy as sa
+
+        from tuna.archives.trace import ENDED
+        from tuna.db.engine import reading
+        from tuna.db.models import Job
+
+        distinct = sa.select(sa.func.count(sa.distinct(Job.config_id))).where(Job.session_id == self.session_id)
+        with reading(self.engine) as connection:
+            total = connection.execute(distinct).scalar_one()
+            still = connection.execute(distinct.where(Job.state.not_in(ENDED))).scalar_one()
+        return LayerCounts(total - still, total, count_workers(self.session_id))
+
+    def run(self, on_counts: Callable[[LayerCounts], None]) -> None:
+        """Fill the queues and drain results until every job has ended; the same master started again goes on."""
+        compared_at = time.monotonic()
+
+        def stored(job_ids: Collection[int]) -> None:
+            ended = self.trace.record(self.engine, self.session_id, job_ids)
+            if self.logs is not None and ended:
+                self.logs.write(ended)
+
+        def progress(_: Progress) -> None:
+            nonlocal compared_at
+            on_counts(self.counts())
+            if time.monotonic() - compared_at >= _COMPARE_EVERY_S:
+                compared_at = time.monotonic()
+                self.catch_up()
+
+        try:
+            enqueue(self.session_id, on_progress=progress, on_stored=stored)
+        finally:
+            self.catch_up()
+        if self.logs is not None:
+            self.logs.finish()
+
+    def catch_up(self) -> None:
+        """Trace and log what others drained, or what ended without a result."""
+        ended = self.trace.record(self.engine, self.session_id)
+        if self.logs is not None:
+            self.logs.write(ended)
+
+    def commit(self, path: Path, n_best: int) -> Commit:
+        """Add the session's results to a table, of which the `n_best` of each layer stay; see `exports.commit`."""
+        from tuna.db.engine import reading
+        from tuna.exports.commit import commit
+
+        with reading(self.engine) as connection:
+            return commit(connection, self.session_id, path, n_best)
+
+
+@contextlib.contextmanager
+def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
+    """Prepare the session of a plan: that of its trace file, restored from it where the database does not have it.
+
+    Raises BadInput, before anything is stored, for a plan that cannot be, a trace file that is none or in use, and one
+    of another table or target.
+    """
+    from tuna.archives.trace import Trace
+    from tuna.db.database import open_database
+    from tuna.exports.trial_logs import TrialLogs
+
+    if not _TABLE.fullmatch(plan.table):
+        text = "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
+        raise BadInput(f"{text}; {plan.table!r} is none.")
+    facts, words = _target(plan)
+    engine = open_database()
+    with contextlib.closing(Trace(trace_file)) as trace:
+        if trace.header is not None and trace.header.label != plan.table:
+            raise BadInput(f"The trace {trace_file} is of the table {trace.header.label}, not of {plan.table}.")
+        update_solvers(plan.library)
+        session_id, restored = _session(engine, plan, facts, trace)
+        logs = TrialLogs(engine, session_id, plan.log_url, words) if plan.log_url else None
+        loaded = _load(engine, plan, session_id)
+        trace.begin(engine, session_id)
+        trace.record(engine, session_id)
+        if logs is not None:
+            logs.begin()
+        trials = _trials(engine, session_id)
+        yield Master(session_id, words, loaded, restored, trials, engine, trace, logs)
+
+
+def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
+    """The facts of the session's environment, none for this machine's own, and the target in words."""
+    import json
+
+    from tuna.libraries.registry import get_library
+    from tuna.libraries.tvm import targets
+
+    if plan.library != "tvm":
+        return {}, plan.target
+    target = targets.parse(plan.target)
+    words = targets.to_words(target)
+    if plan.tvm_tracker or plan.device_key:
+        facts = {"tvm_tracker": plan.tvm_tracker, "device_key": plan.device_key}
+        return {"target": targets.to_text(target), **facts}, words
+    if not targets.is_foreign(target) and targets.is_own(target, json.loads(get_library("tvm").environment().target)):
+        return {}, words
+    return {"target": targets.to_text(target)}, words
+
+
+def _session(engine: sa.Engine, plan: MasterPlan, facts: dict[str, str], trace: Trace) -> tuple[int, bool]:
+    """The session of the trace, else that of the plan; True if it was restored."""
+    from tuna.api.services import artifact_store
+    from tuna.archives.trace_restore import restore, session_of
+    from tuna.db.engine import reading
+    from tuna.libraries.registry import get_library
+
+    if trace.header is None:
+        return init_session(plan.library, plan.table, facts).id, False
+    library = get_library(plan.library)
+    here = library.environment_by_hand(facts) if facts else library.environment()
+    if here.key != trace.header.environment.key:
+        of = trace.header.environment
+        raise BadInput(
+            f"The trace {trace.path} is of {of} ({of.target}), and this master is for {here} ({here.target}).",
+            hint="results of two environments do not compare: begin a new trace file",
+        )
+    with reading(engine) as connection:
+        found = session_of(connection, trace)
+    if found is not None:
+        return found, False
+    store = artifact_store(engine)
+    store.prepare()
+    return restore(engine, trace, store.put), True
+
+
+def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
+    from tuna.db import configs
+    from tuna.db.engine import writing
+
+    if plan.layers:
+        with writing(engine) as connection:
+            configs.store(connection, plan.layers, plan.table)
+    update_applicability(session_id, plan.table)
+    options = {"candidates": plan.trials} if plan.library == "tvm" else {}
+    return load_jobs(session_id, tag=plan.table, reason=plan.table, options=options)
+
+
+def _trials(engine: sa.Engine, session_id: int) -> list[int]:
+    """Numbers of trials that the session's jobs have."""
+    import sqlalchemy as sa
+
+    from tuna.db.engine import reading
+    from tuna.db.models import Job
+
+    with reading(engine) as connection:
+        found = connection.execute(sa.select(Job.options).where(Job.session_id == session_id)).scalars()
+        return sorted({int(options["candidates"]) for options in found if options and "candidates" in options})

@@ -1,0 +1,111 @@
+"""YAML that is only data, with the line of each value: no tags, no aliases, no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+from tuna.errors import BadInput
+
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
+_MAX_BYTES = 16 << 20
+_STANDARD = "tag:yaml.org,2002:"
+_SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
+
+
+def read(path: Path) -> Node:
+    """The root of a file; raises BadInput with the line where it is no YAML, or more than data."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"{path} is no file, or has more than {_MAX_BYTES >> 20} MiB.")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is no UTF-8 text.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Node:
+    """The root of a document that comes from `source`; raises BadInput as `read` does."""
+    try:
+        for event in YAML(typ="safe", pure=True).parse(text):
+            if isinstance(event, AliasEvent):
+                raise BadInput(
+                    f"{source}:{line(event)}: an alias (*{event.anchor}) is not taken; write the value there."
+                )
+        root = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise BadInput(f"{where}: this is no YAML: {error.problem or error.context}.") from None
+    except (YAMLError, ValueError) as error:
+        raise BadInput(f"{source} is no YAML: {str(error).splitlines()[0]}.") from None
+    except RecursionError:
+        raise BadInput(f"{source} is nested too deeply.") from None
+    if root is None:
+        raise BadInput(f"{source} is empty.")
+    found: Node = root
+    return found
+
+
+def pairs(node: Node, path: Path | str) -> Iterator[tuple[ScalarNode, Node]]:
+    """Key and value of a mapping, in order; raises BadInput for what is none, and for a key that stands there twice."""
+    if not isinstance(node, MappingNode) or node.tag != f"{_STANDARD}map":
+        raise BadInput(f"{path}:{line(node)}: a mapping is expected here: name: value.{_about_tag(node)}")
+    seen: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode) or not _tag(key).startswith(_STANDARD):
+            raise BadInput(f"{path}:{line(key)}: a name is expected here.")
+        if key.value in seen:
+            raise BadInput(f"{path}:{line(key)}: {key.value!r} stands there twice.")
+        seen.add(key.value)
+        yield key, value
+
+
+def value(node: Node, path: Path | str) -> Any:
+    """What a node holds: text, numbers, booleans, None, lists, dictionaries. Raises BadInput for a tag."""
+    if isinstance(node, MappingNode):
+        return {str(key.value): value(one, path) for key, one in pairs(node, path)}
+    if isinstance(node, SequenceNode) and node.tag == f"{_STANDARD}seq":
+        return [value(one, path) for one in node.value]
+    kind = _tag(node).removeprefix(_STANDARD)
+    if not isinstance(node, ScalarNode) or kind not in _SCALARS:
+        raise BadInput(f"{path}:{line(node)}: files are data here.{_about_tag(node)}")
+    if kind in ("str", "timestamp"):
+        return str(node.value)
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        return yaml.constructor.construct_object(node)
+    except (YAMLError, ValueError) as error:
+        raise BadInput(f"{path}:{line(node)}: {node.value!r} is no {kind}: {str(error).splitlines()[0]}.") from None
+
+
+def is_list(node: Node) -> bool:
+    """Whether the node is a list."""
+    return isinstance(node, SequenceNode)
+
+
+def elements(node: Node) -> Sequence[Node]:
+    """The nodes of a list."""
+    return list(node.value)
+
+
+def line(node: Any) -> int:
+    """The line in which a node begins, from 1."""
+    return int(node.start_mark.line) + 1
+
+
+def _tag(node: Node) -> str:
+    return node.tag or ""
+
+
+def _about_tag(node: Node) -> str:
+    name = _tag(node).removeprefix(_STANDARD)
+    return "" if name in ("map", "seq", *_SCALARS) else f" It has the tag {name!r:.80}, and tags are not taken."
