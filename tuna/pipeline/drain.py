@@ -24,10 +24,11 @@ from tuna.db.packed import insert, packed, unpacked
 from tuna.db.types import from_epoch, utc_now
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult, tail
-from tuna.pipeline import dead_letters, finals, needed_artifacts, rounds, server_errors
+from tuna.pipeline import dead_letters, finals, job_moves, needed_artifacts, rounds, server_errors
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.dead_letters import Letter
 from tuna.pipeline.failures import NextState, after_bug, after_failure, losses_of
+from tuna.pipeline.job_moves import Move
 from tuna.pipeline.job_rows import AttemptedRow, JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
@@ -65,26 +66,8 @@ class _Job(NamedTuple):
 
 
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
-#: Built once: building a statement costs more than running it. All go by primary key.
+#: Built once: building a statement costs more than running it. By primary key.
 _JOBS = sa.select(packed(getattr(Job, name) for name in _Job._fields)).where(Job.id.in_(_IDS)).with_for_update()
-_MOVE = (
-    sa.update(Job)
-    .where(Job.id.in_(_IDS))
-    .values(
-        state=sa.bindparam("to"),
-        step=sa.bindparam("next"),
-        failures=sa.bindparam("fails"),
-        uncharged=sa.bindparam("free"),
-        ready_at=sa.bindparam("ready"),
-        avoid=sa.bindparam("but"),
-        cause=sa.bindparam("why"),
-        workload=sa.bindparam("text"),
-        chunk=None,
-        leased_at=None,
-        updated_at=sa.bindparam("now"),
-    )
-)
-_MOVE_FREE = _MOVE.values(isolate=False)
 
 
 @dataclass
@@ -281,7 +264,8 @@ class Drain:
         moved = [job for o in outcomes if self._leads_on(job := jobs[o.result.job_id], o.after)]
         counts.configs |= {(job.session_id, job.config_id) for job in moved}
         _write_step_results(connection, outcomes)
-        _write_jobs(connection, jobs, outcomes)
+        moves = (Move(jobs[o.result.job_id], o.after, o.cause, o.result.workload) for o in outcomes)
+        job_moves.write(connection, moves)
         needed_artifacts.note(connection, [outcome.result for outcome in outcomes])
         counts.unneeded |= needed_artifacts.settle(connection, [job.id for job in ended])
         for outcome in outcomes:
@@ -379,27 +363,3 @@ def _write_step_results(connection: sa.Connection, outcomes: Sequence[_Outcome])
         for outcome in outcomes
     ]
     insert(connection, models.StepResult, rows)
-
-
-def _write_jobs(connection: sa.Connection, jobs: Mapping[int, JobRow], outcomes: Sequence[_Outcome]) -> None:
-    """Jobs with the same outcome share one statement."""
-    groups: dict[tuple[NextState, Cause | None, str | None], list[int]] = defaultdict(list)
-    for outcome in outcomes:
-        job = jobs[outcome.result.job_id]
-        check(State(job.state), outcome.after.state)
-        groups[outcome.after, outcome.cause, outcome.result.workload or job.workload].append(job.id)
-    for (after, cause, workload), ids in groups.items():
-        values = {
-            "ids": ids,
-            "to": after.state.value,
-            "next": after.step,
-            "fails": after.failures,
-            "free": after.uncharged,
-            "ready": after.ready_at,
-            "but": after.avoid,
-            "why": cause.value if cause else None,
-            "text": workload,
-            "now": utc_now(),
-        }
-        # A job that succeeded need not be isolated any more.
-        connection.execute(_MOVE if cause else _MOVE_FREE, values)
