@@ -16,7 +16,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from command_lines import PROGRAMS, Ended
-from databases import MariadbDatabase, SqliteTemplate
+from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from shared_data import DRILLS, need
@@ -32,8 +32,14 @@ from tuna.testing.rocm import install
 from tuna.testing.servers import find, mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
+share_compiled_statements()
 #: A server that never waits for the disk; what it says of its durability (`tuna doctor`) stays as it is by default.
-MARIADB_OPTIONS = ("--innodb-buffer-pool-size=64M", "--innodb-flush-method=nosync")
+MARIADB_OPTIONS = (
+    "--innodb-buffer-pool-size=64M",
+    "--innodb-flush-method=nosync",
+    "--sync-frm=0",
+    "--innodb-stats-persistent=0",
+)
 
 # A suite that runs in the background of a script ignores Ctrl-C, and what it starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,6 +1,7 @@
 """Databases with the current schema, migrated once: a SQLite file is then copied, a MariaDB database emptied.
 
-A migration takes 0.1 s on SQLite and more than a second on MariaDB, and hundreds of tests want its outcome.
+A migration takes 0.1 s on SQLite and more than a second on MariaDB, and hundreds of tests want its outcome. Likewise a statement
+is compiled once in a process and not once for the engine of each test.
 """
 
 from __future__ import annotations
@@ -14,13 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import LRUCache
 
 from tuna.db import schema
 from tuna.db.engine import make_engine
 
 #: A table with more rows is truncated, which takes as long whatever it holds; one with fewer is emptied faster by DELETE.
 _MANY_ROWS = 1000
+
+
+def share_compiled_statements() -> None:
+    """Give all engines of this process one cache of compiled statements; SQLAlchemy has one for each, with its dialect as key."""
+    shared: LRUCache[Any, Any] = LRUCache(4000)
+    initialize = sa.Engine.__init__
+
+    def with_shared_cache(self: sa.Engine, *args: Any, **options: Any) -> None:
+        initialize(self, *args, **options)
+        self._compiled_cache = shared
+
+    def facts(dialect: DefaultDialect) -> tuple[Any, ...]:
+        return type(dialect), dialect.paramstyle, dialect.server_version_info
+
+    sa.Engine.__init__ = with_shared_cache
+    DefaultDialect.__eq__ = lambda one, other: facts(one) == facts(other)
+    DefaultDialect.__hash__ = lambda dialect: hash(type(dialect))
 
 
 class SqliteTemplate:
