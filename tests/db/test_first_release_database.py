@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 
 from tuna.settings import get_settings
@@ -145,12 +144,7 @@ def test_the_work_goes_on(
     database: sa.Engine,
     type_in: TypeIn,
     rocm: Callable[..., Path],
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    socket = redis_client.connection_pool.connection_kwargs["path"]
-    monkeypatch.setenv("TUNA_BROKER_URL", f"redis+socket://{socket}")
-    monkeypatch.setenv("TUNA_REDIS_URL", f"unix://{socket}")
     rocm(**MACHINE)
     good(type_in, "db", "upgrade")
     measured = rows(database, "SELECT id, attempt FROM job WHERE state = 'evaluated' ORDER BY id")
