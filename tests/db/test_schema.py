@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Base, Job, SolverApplicability
 from tuna.errors import BadInput, DatabaseError, NotFound, SchemaError, TunaError
 from tuna.libraries.registry import get_library
+
+_UPGRADE = """
+import sys
+from tuna.db import schema
+from tuna.db.engine import make_engine
+schema.upgrade(make_engine(sys.argv[1]))
+"""
 
 
 def test_the_migrations_make_just_what_the_models_say(engine: sa.Engine) -> None:
@@ -64,14 +72,11 @@ def test_tables_of_something_else_are_refused_and_left_alone(empty_engine: sa.En
     assert sa.inspect(empty_engine).get_table_names() == ["precious"]
 
 
-def _upgrade(url: str) -> None:
-    schema.upgrade(make_engine(url))
-
-
-def test_two_processes_may_upgrade_at_once(empty_engine: sa.Engine) -> None:
+@pytest.mark.usefixtures("forked")
+def test_processes_may_upgrade_at_once(empty_engine: sa.Engine) -> None:
     url = empty_engine.url.render_as_string(hide_password=False)
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        pool.map(_upgrade, [url] * 4)
+    started = [subprocess.Popen([sys.executable, "-c", _UPGRADE, url]) for _ in range(3)]
+    assert [process.wait(120) for process in started] == [0, 0, 0]
     assert schema.revision(empty_engine) == schema.HEAD
 
 

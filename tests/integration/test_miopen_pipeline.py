@@ -26,7 +26,7 @@ from tuna.testing import fin_kernels, fin_problem, fin_solvers
 
 Eventually = Callable[[Callable[[], object], float], None]
 JOBS, VICTIMS = (
-    (120, ["compile", "eval", "coordinator"]) if DRILLS == 1 else (2000, [*2 * ["compile", "eval"], "coordinator"])
+    (60, ["compile", "eval", "coordinator"]) if DRILLS == 1 else (2000, [*2 * ["compile", "eval"], "coordinator"])
 )
 FIND = ["miopen_find_compile", "miopen_find_eval"]
 

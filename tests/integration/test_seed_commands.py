@@ -67,8 +67,8 @@ class Terminals:
     env: dict[str, str]
     call: Callable[..., Ended]  #: what a command line does, in this process
     server: ForkServer | None
+    seen: set[str]  #: scripts that ran as programs
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)  #: scripts that ran as programs
 
     def start(self, line: str, **env: str) -> subprocess.Popen[bytes]:
         """Type a command line into a terminal of its own."""
@@ -122,6 +122,12 @@ class Terminals:
                 process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def seen() -> set[str]:
+    """Scripts that ran as programs in one of the tests here."""
+    return set()
+
+
 @pytest.fixture
 def terminals(
     empty_home: Path,
@@ -129,6 +135,7 @@ def terminals(
     type_in: Callable[..., Ended],
     monkeypatch: pytest.MonkeyPatch,
     tuna_forks: ForkServer | None,
+    seen: set[str],
 ) -> Iterator[Terminals]:
     """A checkout beside `utils/recurrent_cfgs`, a ROCm with the double of fin, a TUNA_HOME without a database."""
     checkout = tmp_path / "MITuna"
@@ -147,7 +154,7 @@ def terminals(
     monkeypatch.chdir(checkout)
     get_settings.cache_clear()
     visible_gpu.cache_clear()
-    made = Terminals(checkout, dict(os.environ), type_in, tuna_forks)
+    made = Terminals(checkout, dict(os.environ), type_in, tuna_forks, seen)
     yield made
     made.end()
     stop_redis()

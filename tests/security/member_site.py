@@ -24,6 +24,9 @@ from tuna.membership.access import Access
 from tuna.membership.join import Facts, join
 from tuna.tls import checked
 
+#: Between the rounds of a coordinator that waits for the lease of a member.
+_PAUSE_S = 0.2
+
 
 def servers() -> list[Any]:
     """Executables of Redis and Valkey: the one that Tuna would take, and for drills all of PATH and TUNA_TEST_REDIS_SERVERS."""
@@ -71,6 +74,7 @@ class Site(Room):
             for one in others:
                 one.beat()
                 one.work()
+            time.sleep(_PAUSE_S)
 
     def revoke(self, member: MemberDouble) -> None:
         """As `tuna workers revoke` does."""
