@@ -146,6 +146,11 @@ class Settings(BaseSettings):
     tvm_target: str = Field(
         "", description="the target that the boards' kernels are compiled for; default: the boards' own"
     )
+    tvm_target_alone: bool = Field(
+        False,
+        description="measure for sessions that TUNA_TVM_TARGET alone describes, whichever device this is, so that devices of one "
+        "target are alike; `tuna rpc-client` sets it",
+    )
     tvm_reset: Annotated[str, AfterValidator(_command)] = Field(
         "", description="command line that may bring a lost board back, run while a worker waits for it"
     )

@@ -38,10 +38,15 @@ class Shell:
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self._log, "ab") as log:
-            self._all.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True)
+            made = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
             )
-        return self._all[-1]
+        return self.adopt(made)
+
+    def adopt(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Let `close` end it."""
+        self._all.append(process)
+        return process
 
     def run(self, *command: str, limit_s: float = 300.0) -> str:
         done = subprocess.run(

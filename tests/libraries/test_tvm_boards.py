@@ -283,7 +283,7 @@ def test_a_board_of_another_kind_is_refused(board: Board, bench_at: Callable[...
     artifacts = compiled(bench, 1)
     assert isinstance(bench.library, BoardTvmLibrary)
     other = bench.library.environment()
-    bench.library._environment = replace(other, flags={**other.flags, "cpu": "cortex-a72"})
+    bench.library._own = replace(other, flags={**other.flags, "cpu": "cortex-a72"})
     result = evaluated(bench, artifacts)
     assert result.cause is Cause.DEVICE_LOST
     assert "is another than the session's: flags" in result.output_tail

@@ -60,6 +60,7 @@ from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
 from tuna.api.results import coverage, query, winners
 from tuna.api.rpc import count_workers, listening
+from tuna.api.rpc_client import rpc_client
 from tuna.api.rpc_master import LayerCounts, Master, MasterPlan, start_master
 from tuna.api.services import (
     Upgrade,
@@ -96,6 +97,7 @@ from tuna.api.workers import (
     Role,
     Token,
     Worker,
+    create_client_token,
     create_token,
     list_tokens,
     list_workers,
@@ -147,6 +149,7 @@ __all__ = [
     "compare_sessions",
     "count_workers",
     "coverage",
+    "create_client_token",
     "create_token",
     "delete_session",
     "doctor",
@@ -189,6 +192,7 @@ __all__ = [
     "retry",
     "revoke_token",
     "rotate_key",
+    "rpc_client",
     "run",
     "serve_metrics",
     "serve_workers",

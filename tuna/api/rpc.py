@@ -1,4 +1,4 @@
-"""Masters and clients over the network: the port of the embedded Redis, and the workers that are there."""
+"""Masters over the network: the port of the embedded Redis, and the workers that are there."""
 
 from __future__ import annotations
 

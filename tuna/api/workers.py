@@ -78,6 +78,13 @@ def create_token(role: Role, ttl_s: float, url: str | None = None) -> str:
         raise ServiceError("This Redis user may not administer users.", hint="see docs/usage.md, Membership") from None
 
 
+def create_client_token(ttl_s: float, url: str | None = None) -> str:
+    """Two tokens in one line, as `tuna rpc-client --token` takes it: a client compiles and measures. Else like `create_token`."""
+    from tuna.membership.join import JoinToken, client_line
+
+    return client_line(*(JoinToken.parse(create_token(role, ttl_s, url)) for role in ("compile", "eval")))
+
+
 def list_tokens() -> list[Token]:
     """All tokens, newest first."""
     from tuna.db.database import open_database

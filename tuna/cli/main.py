@@ -35,6 +35,7 @@ COMMANDS = {
     "run": ("tuna.cli.work", "run", "Work through a session with workers on this machine."),
     "enqueue": ("tuna.cli.work", "enqueue", "Fill the queues and drain results; workers run elsewhere."),
     "worker": ("tuna.cli.work", "worker", "Run a worker: compile or eval."),
+    "rpc-client": ("tuna.cli.rpc", "rpc_client", "Join a master over the network, and compile and measure for it."),
     "token": ("tuna.cli.members", "token", "Make, list and revoke tokens with which workers join."),
     "key": ("tuna.cli.keys", "key", "Show and rotate the key that signs artifacts."),
     "workers": ("tuna.cli.members", "workers", "List workers; cordon, drain or revoke one."),

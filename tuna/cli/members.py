@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -23,15 +24,21 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--role", type=click.Choice(["compile", "eval"]), required=True)
+@click.option(
+    "--role",
+    type=click.Choice(["compile", "eval", "client"]),
+    required=True,
+    help="client: both, for one `tuna rpc-client`.",
+)
 @click.option("--ttl", default="1h", show_default=True, help="How long it can be used: 30m, 1h, 2d.")
 @click.option("--url", help="How workers reach this Redis; default: as this machine does.")
-def create(role: api.Role, ttl: str, url: str | None) -> None:
-    """Print a new token: one line for `tuna worker --join`. Pass it on as you would a password."""
+def create(role: Literal[api.Role, "client"], ttl: str, url: str | None) -> None:
+    """Print a new token: one line for `tuna worker --join`, or for `tuna rpc-client`. Pass it on as you would a password."""
     found = re.fullmatch("([0-9]{1,6})([smhd])", ttl)
     if not found:
         raise BadInput(f"{ttl!r} is no length of time.", hint="examples: 30m, 1h, 2d")
-    say(api.create_token(role, int(found[1]) * _UNITS[found[2]], url))
+    ttl_s = int(found[1]) * _UNITS[found[2]]
+    say(api.create_client_token(ttl_s, url) if role == "client" else api.create_token(role, ttl_s, url))
 
 
 @token.command("list")

@@ -27,7 +27,17 @@ from tuna.membership import members as store
 from tuna.membership.access import Access
 from tuna.membership.announcements import control_key
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.membership.join import MAX_REQUEST_BYTES, Answer, JoinToken, Request, Role, answer_key, join_user, request_key
+from tuna.membership.join import (
+    MAX_REQUEST_BYTES,
+    NO_SESSION,
+    Answer,
+    JoinToken,
+    Request,
+    Role,
+    answer_key,
+    join_user,
+    request_key,
+)
 from tuna.membership.revocation import ANSWER_TTL_S, Revocation
 from tuna.settings import Settings
 
@@ -181,7 +191,7 @@ class Gate:
         with reading(self._engine) as connection:
             known = store.known_environments(connection)
         if request.role == "eval" and not known.keys() & set(request.facts.environments):
-            return "no session is for its environment; compare `tuna doctor` on both machines"
+            return f"{NO_SESSION}; compare `tuna doctor` on both machines"
         if request.role == "compile" and not set(known.values()) & set(request.facts.toolchains):
             return "no session needs a toolchain that it has"
         return ""

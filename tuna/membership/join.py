@@ -37,6 +37,8 @@ _POLL_S = 0.2
 _OUTAGE_S = 10.0
 #: Chunks that one member may do at a time; of further processes it has no use.
 MAX_PROCESSES = 256
+#: What a refusal begins with where no session is for any of a worker's environments.
+NO_SESSION = "no session is for its environment"
 _TOKEN = re.compile(r"([\w-]{1,32})\.([0-9a-f]{12})\.([\w-]{20,128})\Z", re.ASCII)
 
 
@@ -106,6 +108,18 @@ class JoinToken:
         except ValueError as error:
             raise BadInput(f"The URL of this join token is not usable: {error}.") from None
 
+    @classmethod
+    def parse_client(cls, text: str) -> tuple[JoinToken, JoinToken]:
+        """The two tokens, for compile and for eval, of a line that `client_line` made; raises BadInput."""
+        start, mark, other = text.strip().rpartition(",")
+        if not mark:
+            raise BadInput(
+                "This is not the line of a client, which has two tokens.",
+                hint="give the line that `tuna token create --role client` printed",
+            )
+        first = cls.parse(start)
+        return first, cls.parse(f"{first.url}#{other}")
+
     def full(self) -> str:
         """The whole line, secret included."""
         return f"{self.url}#{self.namespace}.{self.id}.{self.secret}"
@@ -119,6 +133,11 @@ class JoinToken:
     def password(self) -> str:
         """Password of its Redis user; the secret cannot be derived from it."""
         return password_of(self.digest)
+
+
+def client_line(compiles: JoinToken, measures: JoinToken) -> str:
+    """Two tokens of one Redis in one line, for a client that has a worker of each role."""
+    return f"{compiles.full()},{measures.full().rpartition('#')[2]}"
 
 
 def password_of(digest: str) -> str:
@@ -141,12 +160,21 @@ def answer_key(namespace: str, token_id: str) -> str:
     return f"tuna:{{{namespace}}}:join:{token_id}:answer"
 
 
+class JoinRefused(BadInput):
+    """A coordinator refused a worker's request to join; its token can be used again."""
+
+
 def join(url_with_token: str, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
     """Join; returns the `TUNA_*` settings for this worker's processes, secrets included.
 
-    Waits up to `timeout_s` for a coordinator to answer. Raises BadInput if refused, ServiceError if there is no answer.
+    Waits up to `timeout_s` for a coordinator to answer. Raises JoinRefused, BadInput for a token that cannot be used (again),
+    ServiceError if there is no answer.
     """
-    token = JoinToken.parse(url_with_token)
+    return join_with(JoinToken.parse(url_with_token), role, facts, timeout_s)
+
+
+def join_with(token: JoinToken, role: Role, facts: Facts, timeout_s: float = 600.0) -> dict[str, str]:
+    """The same with a parsed token."""
     client = redis_client.retrying_client(
         token.url, username=join_user(token.namespace, token.id), password=token.password
     )
@@ -185,7 +213,7 @@ _ANOTHER = "make another one: `tuna token create --role ROLE`"
 
 def _settings(token: JoinToken, answer: Answer) -> dict[str, str]:
     if answer.refusal:
-        raise BadInput(f"Join refused: {answer.refusal}.")
+        raise JoinRefused(f"Join refused: {answer.refusal}.")
     parts = urlsplit(token.url)
     user = f"{quote(answer.username, safe='')}:{quote(answer.password, safe='')}"
     url = urlunsplit((parts.scheme, f"{user}@{parts.netloc}", parts.path, parts.query, ""))

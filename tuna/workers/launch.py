@@ -31,6 +31,7 @@ class WorkerSpec:
     processes: int = 1
     name: str = ""  #: among the workers of one command; default: its queue
     env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
+    quiet: bool = False  #: without Celery's banner
 
     @property
     def title(self) -> str:
@@ -105,8 +106,9 @@ def worker_command(spec: WorkerSpec) -> list[str]:
     """The command line of a worker: what a person would type, in any working directory."""
     name = f"{spec.title}-{os.getpid()}@%h"
     settings = get_settings()
-    events = ["--without-heartbeat"] if settings.is_member else []  # a member may not publish
-    quiet = ["--quiet"] if settings.log_format == "json" else []  # Celery's banner is not JSON
+    member = settings.is_member or "TUNA_NAMESPACE" in spec.env
+    events = ["--without-heartbeat"] if member else []  # a member may not publish
+    quiet = ["--quiet"] if spec.quiet or settings.log_format == "json" else []  # Celery's banner is not JSON
     return module_command(
         "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,

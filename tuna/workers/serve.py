@@ -112,8 +112,10 @@ class Restarts:
 class Supervisor:
     """Supervises each worker from a thread, which starts and restarts it; the main thread handles the signals."""
 
-    def __init__(self, specs: Sequence[WorkerSpec], settings: Settings) -> None:
+    def __init__(self, specs: Sequence[WorkerSpec], settings: Settings, margin_s: float = _MARGIN_S) -> None:
+        """`margin_s`: beyond the bound of their warm shutdown, until workers are killed."""
         self._settings = settings
+        self._margin_s = margin_s
         self._stop = threading.Event()
         self._kill_at = self._leave_at = float("inf")
         self._lock = threading.Lock()
@@ -143,9 +145,9 @@ class Supervisor:
     def _asked(self, *_: Any) -> None:
         """The first signal: warm shutdown; the second: cold, hooks included. Workers treat SIGTERM alike."""
         if self._stop.is_set():
-            self._kill_at = self._leave_at = time.monotonic() + _MARGIN_S
+            self._kill_at = self._leave_at = time.monotonic() + self._margin_s
         else:
-            self._kill_at = time.monotonic() + self._settings.shutdown_s + _MARGIN_S
+            self._kill_at = time.monotonic() + self._settings.shutdown_s + self._margin_s
         self._stop.set()
         for process in list(self._running.values()):
             _send(process, signal.SIGTERM)

@@ -23,7 +23,7 @@ from tuna.membership import compatibility, keys
 from tuna.membership.control import ControlListener
 from tuna.pipeline.connection import connect, ensure_services
 from tuna.pipeline.member import leases_of
-from tuna.pipeline.messages import Chunk
+from tuna.pipeline.messages import Chunk, summary
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
 from tuna.private import make_home
@@ -32,7 +32,7 @@ from tuna.sandbox.dumpable import forbid_inspection
 from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.hooks import run_hook
-from tuna.workers.lifetime import ONCE, SESSION, die_with_parent
+from tuna.workers.lifetime import ONCE, SESSION, TELL, die_with_parent
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +78,9 @@ class Worker:
         signals.worker_ready.connect(self._start_control, weak=False)
         signals.worker_process_init.connect(self._start_process, weak=False)
         signals.worker_process_shutdown.connect(self._end_process, weak=False)
+        if os.environ.get(TELL):
+            signals.task_prerun.connect(_tell_workloads, weak=False)
+            signals.task_postrun.connect(_tell_request, weak=False)
         signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
     def _start_services(self, **_: Any) -> None:
@@ -176,3 +179,14 @@ class Worker:
                 leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(chunk.id)
             except (redis.RedisError, ServiceError) as error:  # the lease expires by itself
                 log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
+
+
+def _tell_workloads(kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
+    """Say what begins, in the words of Lorien's client."""
+    with contextlib.suppress(KeyError, ValueError, TunaError):  # what cannot be read is refused elsewhere
+        chunk = Chunk.model_validate_json((kwargs or {})["chunk"])
+        print(f"INFO RPCClient: Start tuning\nINFO Tuner: Tuning workload {summary(chunk)}", flush=True)
+
+
+def _tell_request(**_: Any) -> None:
+    print("INFO RPCClient: Requesting a job for tuning", flush=True)

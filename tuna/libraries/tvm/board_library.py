@@ -43,19 +43,23 @@ class BoardTvmLibrary(TvmLibrary):
         super().__init__()
         settings = get_settings()
         self._boards = boards.Boards.at(settings.tvm_tracker, settings.tvm_device_key)
-        self._environment: Environment | None = None
+        self._own: Environment | None = None  #: that of the first board
         self._board = ""  #: address of the board that has our session; empty: none is open
         self._gone = ""  #: why there is no board for the rest of the item
         self._in_finals = False  #: whether the item is one of finals
         self._session_ends = 0.0
 
     def environment(self) -> Environment:
-        """That of a board, which is asked once."""
-        if self._environment is None:
+        """That of a board, which is asked once; with TUNA_TVM_TARGET_ALONE that of the target, which the board can run."""
+        own = self._of_board()
+        return self.environment_of_target() or own
+
+    def _of_board(self) -> Environment:
+        if self._own is None:
             text = get_settings().tvm_target
             target = targets.parse(text) if text else None
-            self._environment = boards.environment_of(boards.ask(self._boards), target, self._boards.key)
-        return self._environment
+            self._own = boards.environment_of(boards.ask(self._boards), target, self._boards.key)
+        return self._own
 
     def own_device(self) -> DeviceHandle:
         """Whichever board the tracker gives this process."""
@@ -82,7 +86,7 @@ class BoardTvmLibrary(TvmLibrary):
         self._session_ends = time.monotonic() + session_s
         try:
             for result in super().run(step, items, context):
-                emulated = "emulator" in self.environment().flags
+                emulated = "emulator" in self._of_board().flags
                 yield result.model_copy(update={"simulated": emulated})
         finally:
             self._leave()
@@ -122,7 +126,7 @@ class BoardTvmLibrary(TvmLibrary):
 
     def _compare(self, facts: Mapping[str, Any]) -> None:
         """Raise DeviceGone for a board that is not of this environment."""
-        wanted = self.environment()
+        wanted = self._of_board()
         here = boards.environment_of(facts, targets.parse(wanted.target), self._boards.key)
         if here.machine_key != wanted.machine_key:
             names = ("device", "arch", "num_cu", "flags")

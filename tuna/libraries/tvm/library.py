@@ -56,8 +56,13 @@ class TvmLibrary(CandidateLibrary):
     forkable = True  # TVM starts its threads with the first parallel kernel
 
     def environment(self) -> Environment:
-        """CPU, measuring cores and TVM version."""
-        return environment.describe()
+        """CPU, measuring cores and TVM version; with TUNA_TVM_TARGET_ALONE that of the target."""
+        return self.environment_of_target() or environment.describe()
+
+    def environment_of_target(self) -> Environment | None:
+        """The environment that the target alone describes, where TUNA_TVM_TARGET_ALONE says so."""
+        settings = get_settings()
+        return boards.environment_by_hand({"target": settings.tvm_target}) if settings.tvm_target_alone else None
 
     def environment_by_hand(self, facts: Mapping[str, str]) -> Environment:
         """For `target`, on a board with `device_key` that the tracker `tvm_tracker` (HOST:PORT) has."""

@@ -1,0 +1,235 @@
+"""`tuna rpc-client`: what it says, whom it joins with which token, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from command_lines import Ended
+
+from tuna import api
+from tuna.api.workers import _gate
+from tuna.db.database import open_database
+from tuna.db.engine import reading
+from tuna.embedded_redis import EmbeddedRedis
+from tuna.errors import BadInput
+from tuna.libraries.base import Environment
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm import boards
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.membership import members
+from tuna.membership.join import JoinToken
+from tuna.pipeline.connection import release_services
+from tuna.settings import get_settings
+from tuna.workers.launch import WorkerSpec, worker_command
+from tuna.workers.rpc_client import Client, Runner, own_master
+
+#: As the seed prints them for a client on an instance, with {placeholders}.
+LINES = """\
+INFO RPCClient: Connecting to server {server}
+INFO RPCClient: {server} connected
+INFO RPCClient: Register token {token}
+INFO RPCClient: LocalRunner
+"""
+ARM = "llvm -mtriple=aarch64-linux-gnu"
+
+
+class OneRunner(Runner):
+    """A runner whose places are given."""
+
+    given: tuple[Environment, ...] = ()
+
+    def places(self) -> Iterator[tuple[Environment, dict[str, str]]]:
+        return ((one, {"TUNA_TVM_TARGET": one.target}) for one in self.given)
+
+
+def _runner(*places: Environment) -> OneRunner:
+    made = OneRunner({"kind": "llvm"})
+    object.__setattr__(made, "given", places)
+    return made
+
+
+@pytest.fixture()
+def master(home: Path) -> Iterator[str]:
+    """HOST:PORT of a master with a session of the library noop, whose gate answers."""
+    api.init_session("noop", "rpc")
+    ended = threading.Event()
+
+    def answer() -> None:
+        gate = _gate()
+        while not ended.wait(0.02):
+            gate.tick()
+
+    others = EmbeddedRedis(get_settings().run_dir)  # as if of the master's own process
+    others.acquire()
+    with api.listening("127.0.0.1", 0) as url:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield url.removeprefix("redis://").removesuffix("/0")
+        ended.set()
+        thread.join()
+    release_services(get_settings())
+    others.release()
+
+
+def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_own(master: str) -> None:
+    here, said = get_library("noop").environment(), []
+    client = Client(master, _runner(dataclasses.replace(here, device="another"), here), get_settings(), said.append)
+    client.connect()
+    line = api.create_client_token(60.0, "redis://somewhere.invalid:1/0")
+    compiles, measures = JoinToken.parse_client(line)
+    specs = client.join(line)
+    shown = "".join(f"INFO {text}\n" for text in said)
+    assert shown == LINES.format(server=master, token=f"{compiles.id},{measures.id}")
+    assert [spec.queue for spec in specs] == ["compile", "eval"]
+    urls = [spec.env["TUNA_BROKER_URL"] for spec in specs]
+    assert all(url.rpartition("@")[2] == f"{master}/0" for url in urls), (
+        "where it was told to go, not where the token says"
+    )
+    assert len(set(urls)) == 2
+    for spec in specs:
+        assert json.loads(spec.env["TUNA_WORKER_SESSION"])["environment"]["device"] == here.device
+        assert not any(secret in " ".join(worker_command(spec)) for secret in (*urls, compiles.secret, measures.secret))
+        assert "--without-heartbeat" in worker_command(spec)
+    assert not any(secret in shown for secret in (compiles.secret, measures.secret, compiles.password))
+    with reading(open_database()) as connection:
+        joined = members.members(connection)
+    assert sorted((one.role, one.environments, one.toolchains) for one in joined) == [
+        ("compile", (), (here.toolchain,)),
+        ("eval", (here.machine_key,), ()),
+    ]
+
+
+def test_a_target_that_no_session_is_for_is_refused_and_its_token_is_left(master: str) -> None:
+    other = dataclasses.replace(get_library("noop").environment(), device="another")
+    client = Client(master, _runner(other), get_settings(), lambda _: None)
+    with pytest.raises(
+        BadInput, match=re.escape(f'The master at {master} has no session for the target {{"kind": "llvm"}}')
+    ):
+        client.join(api.create_client_token(60.0))
+    assert {token.state for token in api.list_tokens()} == {"open"}
+    with reading(open_database()) as connection:
+        assert members.members(connection) == []
+
+
+def test_a_token_of_one_worker_is_not_a_clients(master: str) -> None:
+    client = Client(master, _runner(), get_settings(), lambda _: None)
+    with pytest.raises(BadInput, match="has two tokens") as raised:
+        client.join(api.create_token("eval", 60.0))
+    assert "--role client" in raised.value.hint
+    line = api.create_client_token(60.0)
+    with pytest.raises(BadInput, match="not a join token") as raised:
+        client.join(line[:-10] + "#")
+    assert line[-20:-10] not in str(raised.value)
+
+
+def test_a_client_of_the_masters_user_makes_its_own_token(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(Client, "join", lambda self, line, server: given.extend((line, str(server))) or [])
+    monkeypatch.setattr(Client, "serve", lambda self, specs: 0)
+    port = master.rpartition(":")[2]
+    assert api.rpc_client(f"localhost:{port}", "llvm") == 0
+    assert given[1] == master, "the address that is known to be ours"
+    compiles, measures = JoinToken.parse_client(given[0])
+    assert {(one.id, one.role) for one in api.list_tokens()} == {(compiles.id, "compile"), (measures.id, "eval")}
+
+
+def test_without_a_token_another_users_client_gets_nothing(type_in: Callable[..., Ended], home: Path) -> None:
+    """Whatever listens there: this home has no such port."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        server = f"127.0.0.1:{listening.getsockname()[1]}"
+        ended = type_in("tuna", "rpc-client", "--server", server, "--target", "llvm")
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.recv(100) == b"", "nothing was sent"
+    assert ended.code == 2
+    assert ended.out == "".join(LINES.format(server=server, token="").splitlines(keepends=True)[:2])
+    assert "tuna token create --role client" in ended.err
+    with sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}").connect() as connection_:
+        assert members.tokens(connection_) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--target", "llvm"], 5, "No master answers at 127.0.0.1:1: Connection refused."),
+        (["--target", "cuda"], 2, "not 'cuda'"),
+        (["--target", ARM], 2, "This machine cannot measure for aarch64-linux-gnu."),
+        (["--target", ARM, "--device", "phone"], 2, "by its key and by the port"),
+        (["--target", ARM, "--runner-port", "9190"], 2, "by its key and by the port"),
+        (["--target", "llvm", "--server", "here"], 2, "'here' is not of the form HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    type_in: Callable[..., Ended], words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuna.libraries.tvm.targets.platform.machine", lambda: "x86_64")
+    ended = type_in("tuna", "rpc-client", "--server", "127.0.0.1:1", *words)
+    assert (ended.code, says in ended.err) == (code, True), ended.err
+
+
+def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {
+        "cpu": "cortex-a72",
+        "triple": "aarch64-linux-gnu",
+        "threads": 4,
+        "llvm": 20,
+        "emulator": "",
+        "model": "Pi",
+    }
+    monkeypatch.setattr(boards, "ask", lambda _: facts)
+    monkeypatch.setattr("tuna.libraries.tvm.targets.check", lambda _: None)
+    runner = Runner.parse("lvm -device=arm_cpu -mtriple=aarch64-linux-gnu", "my-device-key", 9190)
+    assert str(runner) == "RPCRunner: 127.0.0.1:9190 - my-device-key"
+    (alone, first), (own, second) = runner.places()
+    assert alone == boards.environment_by_hand({"target": ARM})
+    assert own == boards.environment_of(facts, runner.target, "my-device-key")
+    assert first == {**second, "TUNA_TVM_TARGET_ALONE": "1"}
+    assert second == {
+        "TUNA_TVM_TRACKER": "127.0.0.1:9190",
+        "TUNA_TVM_DEVICE_KEY": "my-device-key",
+        "TUNA_TVM_TARGET": alone.target,
+    }
+
+
+@pytest.mark.parametrize("target", ["llvm", '{"kind": "llvm"}', "llvm -mcpu=skylake"])
+def test_a_worker_that_gets_these_settings_serves_that_environment(
+    target: str, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """What the master admits, and what the worker then finds itself to be, are the same."""
+    from tuna.libraries.tvm import TvmLibrary
+
+    runner = Runner.parse(target, None, None)
+    for environment, variables in runner.places():
+        with monkeypatch.context() as its:
+            for name, value in variables.items():
+                its.setenv(name, value)
+            get_settings.cache_clear()
+            assert TvmLibrary().environment() == environment
+        get_settings.cache_clear()
+
+
+def test_the_masters_own_address_is_found_among_the_open_ports() -> None:
+    ports = [("127.0.0.1", 1), ("::", 2), ("127.0.0.5", 3)]
+    assert own_master("127.0.0.1:1", ports) == Tracker("127.0.0.1", 1)
+    assert own_master("localhost:1", ports) == Tracker("127.0.0.1", 1)
+    assert own_master("localhost:2", ports) == Tracker("localhost", 2)
+    assert own_master("127.0.0.1:3", ports) is None, "another user may have that port there"
+    assert own_master("192.0.2.1:2", ports) is None
+    assert own_master("nowhere.invalid:1", ports) is None
+
+
+def test_the_banner_of_celery_is_not_among_the_clients_lines() -> None:
+    assert "--quiet" in worker_command(WorkerSpec("eval", quiet=True))
+    assert "--quiet" not in worker_command(WorkerSpec("eval"))

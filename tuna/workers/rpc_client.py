@@ -1,0 +1,196 @@
+"""`tuna rpc-client`: joins a master with a token, and runs this machine's workers until a signal comes.
+
+It has one worker of each role: one compiles, one measures, on this machine or on a board behind a TVM tracker of it. Each is a
+member with its own Redis user, whose password is in its environment alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit, urlunsplit
+
+from tuna.errors import BadInput, ServiceError
+from tuna.libraries.base import Environment
+from tuna.libraries.tvm import boards, environment, targets
+from tuna.libraries.tvm.rpc import Tracker
+from tuna.membership.compatibility import session_text
+from tuna.membership.join import MAX_PROCESSES, NO_SESSION, Facts, JoinRefused, JoinToken, join_with
+from tuna.sandbox.cores import compile_cpus
+from tuna.settings import Settings
+from tuna.workers.launch import WorkerSpec
+from tuna.workers.lifetime import SESSION, TELL
+from tuna.workers.serve import Supervisor
+
+_CONNECT_S = 5.0
+#: Bound of the workers' warm shutdown, and of the cold one after it: the client ends within 5 s.
+_SHUTDOWN_S, _MARGIN_S = 1.0, 2.5
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where a client measures: a board with the key `device` at the tracker, or this machine."""
+
+    target: Mapping[str, object]
+    tracker: Tracker | None = None
+    device: str = ""
+
+    @classmethod
+    def parse(cls, target: str, device: str | None, port: int | None) -> Runner:
+        """Of the options of `tuna rpc-client`; raises BadInput."""
+        parsed = targets.parse(target)
+        if (device is None) != (port is None):
+            raise BadInput(
+                "A board is named by its key and by the port of its tracker, which runs on this machine.",
+                hint="give both --device and --runner-port, or none of them to measure on this machine",
+            )
+        if device is None or port is None:
+            if targets.is_foreign(parsed):
+                text = f"This machine cannot measure for {targets.triple(parsed)}."
+                raise BadInput(text, hint="name a board that can with --device and --runner-port")
+            return cls(parsed)
+        return cls(parsed, Tracker.parse(f"127.0.0.1:{port}"), device)
+
+    def __str__(self) -> str:
+        return "LocalRunner" if self.tracker is None else f"RPCRunner: {self.tracker} - {self.device}"
+
+    def places(self) -> Iterator[tuple[Environment, dict[str, str]]]:
+        """The environments that it can measure in, each with the settings of such a worker.
+
+        First that of the target alone, then its own; a master has a session of either kind. Raises LibraryMissing where TVM is
+        missing, or a compiler that links for the target, or there is no such board.
+        """
+        targets.check(self.target)
+        text = targets.to_text(self.target)
+        if self.tracker is not None:
+            found = boards.Boards(self.tracker, self.device)
+            own = boards.environment_of(boards.ask(found), self.target, self.device)
+            variables = {
+                "TUNA_TVM_TRACKER": str(self.tracker),
+                "TUNA_TVM_DEVICE_KEY": self.device,
+                "TUNA_TVM_TARGET": text,
+            }
+        else:
+            own, variables = environment.describe(), {"TUNA_TVM_TRACKER": ""}
+        alone = {**variables, "TUNA_TVM_TARGET": text, "TUNA_TVM_TARGET_ALONE": "1"}
+        yield boards.environment_by_hand({"target": text}), alone
+        if self.tracker is not None or targets.is_own(self.target, json.loads(own.target)):
+            yield own, variables
+
+
+class Client:
+    """A client of the master at `server` (HOST:PORT); `say` gets its log lines."""
+
+    def __init__(self, server: str, runner: Runner, settings: Settings, say: Callable[[str], None]) -> None:
+        self._server = Tracker.parse(server)
+        self._runner = runner
+        self._settings = settings
+        self._say = say
+
+    def connect(self) -> None:
+        """Raise ServiceError unless something listens there."""
+        self._say(f"RPCClient: Connecting to server {self._server}")
+        try:
+            socket.create_connection((self._server.host, self._server.port), _CONNECT_S).close()
+        except OSError as error:
+            raise ServiceError(
+                f"No master answers at {self._server}: {error.strerror or error}.",
+                hint="start it there: `tuna tune-rpc`, with --listen for clients on other machines",
+            ) from None
+        self._say(f"RPCClient: {self._server} connected")
+
+    def join(self, line: str, server: Tracker | None = None) -> list[WorkerSpec]:
+        """The workers to start, which have joined with the two tokens of `line`, at `server` if that is another address of it.
+
+        Raises BadInput for a target that no session is for.
+        """
+        compiles, measures = (_at(server or self._server, token) for token in JoinToken.parse_client(line))
+        found, variables, granted = self._admitted(measures)
+        facts = _facts("", toolchains=(found.toolchain,), processes=len(compile_cpus()))
+        of_compiler = join_with(compiles, "compile", facts)
+        self._say(f"RPCClient: Register token {compiles.id},{measures.id}")
+        self._say(f"RPCClient: {self._runner}")
+        common = {SESSION: session_text(0, found), "TUNA_SHUTDOWN_S": str(_SHUTDOWN_S)}
+        return [
+            WorkerSpec("compile", facts.processes, env={**common, **of_compiler}, quiet=True),
+            WorkerSpec("eval", env={**common, **variables, **granted, TELL: "1"}, quiet=True),
+        ]
+
+    def serve(self, specs: Sequence[WorkerSpec]) -> int:
+        """Run the workers until they have ended; returns the exit code. Call it in the main thread."""
+        self._say("RPCClient: Requesting a job for tuning")
+        settings = self._settings.model_copy(update={"shutdown_s": _SHUTDOWN_S})
+        return Supervisor(specs, settings, _MARGIN_S).run()
+
+    def _admitted(self, token: JoinToken) -> tuple[Environment, dict[str, str], dict[str, str]]:
+        """The environment that a session is for, the settings to measure in it, and those that the master granted."""
+        for found, variables in self._runner.places():
+            try:
+                granted = join_with(token, "eval", _facts(found.device, environments=(found.machine_key,)))
+            except JoinRefused as refusal:
+                if NO_SESSION not in str(refusal):
+                    raise
+            else:
+                return found, variables, granted
+        raise BadInput(
+            f"The master at {self._server} has no session for the target {targets.to_text(self._runner.target)} and "
+            f"{environment.toolchain()}.",
+            hint="give the target of the master's session, and install the same version of Tuna and of TVM",
+        )
+
+
+def _at(server: Tracker, token: JoinToken) -> JoinToken:
+    """The token for this server, however its line names that."""
+    parts = urlsplit(token.url)
+    return replace(token, url=urlunsplit((parts.scheme, str(server), parts.path, parts.query, "")))
+
+
+def _facts(
+    device: str, environments: tuple[str, ...] = (), toolchains: tuple[str, ...] = (), processes: int = 1
+) -> Facts:
+    return Facts(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=device,
+        environments=environments,
+        toolchains=toolchains,
+        processes=min(processes, MAX_PROCESSES),
+    )
+
+
+def own_master(server: str, open_ports: Sequence[tuple[str, int]]) -> Tracker | None:
+    """The address of a port that this user has open (`tcp_port.open_ports`), if `server` (HOST:PORT) is one of them.
+
+    A token is sent to that address alone: at another one of this machine, the same port may be another user's.
+    """
+    wanted = Tracker.parse(server)
+    there = _addresses(wanted.host)
+    for host, port in open_ports:
+        if port == wanted.port:
+            here = _addresses(host)
+            if any(ipaddress.ip_address(one).is_unspecified for one in here) and all(map(_is_own, there)):
+                return wanted
+            if here & there:
+                return Tracker(host, port)
+    return None
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[-1][0]) for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
+        try:
+            one.bind((address, 0))
+        except OSError:
+            return False
+    return True
