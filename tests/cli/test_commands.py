@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from builders import START, DatabaseBuilder
 from jobs_builder import make_jobs
 
+from tuna.cli import work
 from tuna.cli.main import COMMANDS
 from tuna.db import models
 from tuna.db.database import open_database
@@ -24,7 +25,7 @@ from tuna.db.engine import writing
 from tuna.db.overview import Overview
 from tuna.libraries import noise
 from tuna.libraries.noise_records import NoiseRecord, machine_identity
-from tuna.settings import Settings
+from tuna.settings import Settings, get_settings
 from tuna.vocabulary import IN_FLIGHT, State
 
 Type = Callable[..., object]
@@ -270,3 +271,12 @@ def test_the_doctor_writes_to_the_artifact_store_each_time(
     monkeypatch.setattr(Artifacts, "_write", refuse)
     found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
     assert not found["artifacts"]["ok"]
+
+
+def test_a_run_says_that_its_builds_stop_while_it_measures(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for quiet in ("yes", "no"):
+        monkeypatch.setenv("TUNA_QUIET", quiet)
+        get_settings.cache_clear()
+        said.append("Builds stop while cores are measured: TUNA_QUIET=yes." in work._notice())
+    assert said == [True, False]

@@ -41,9 +41,7 @@ def work_through(
 
     `session_ids`: None for all sessions that have open jobs.
     """
-    from tuna.sandbox.load import load
-
-    with ProgressView(_title(session_ids), load().advice if workers else "") as view:
+    with ProgressView(_title(session_ids), _notice() if workers else "") as view:
 
         def say_behind(chunks: Mapping[int, int]) -> None:
             whose = ", ".join(f"session {key} ({counted(number, 'chunk')})" for key, number in sorted(chunks.items()))
@@ -65,6 +63,15 @@ def work_through(
     if not end.sessions:
         say("No session has open jobs.")
     return end.errored
+
+
+def _notice() -> str:
+    """What makes this machine's workers slower than they could be; empty if nothing does."""
+    from tuna.sandbox.load import load
+
+    quiet = api.quiet_needed()
+    stops = f"Builds stop while cores are measured: {quiet.reason}." if quiet.needed else ""
+    return " ".join(filter(None, (load().advice, stops)))
 
 
 def _title(session_ids: Sequence[int] | None) -> str:

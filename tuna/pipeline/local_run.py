@@ -11,6 +11,7 @@ from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.pipeline.devices import device_for, measuring_on
+from tuna.sandbox.core_lending import BuildCores
 from tuna.sandbox.cores import compile_cpus
 from tuna.settings import get_settings
 from tuna.vocabulary import Resource
@@ -31,7 +32,9 @@ def run_steps(
         for name in library.path_to(library.step(last).name):
             step = library.step(name)
             device = device_for(library, get_settings()) if step.resource is Resource.DEVICE else None
-            context = RunContext(artifacts, Path(folder), device.cpus if device else compile_cpus(), device)
+            builds = None if device else BuildCores(compile_cpus())
+            cpus = device.cpus if device else compile_cpus()
+            context = RunContext(artifacts, Path(folder), cpus, device, builds=builds)
             good = [t for t in results[-1].trials if t.cause is None] if results else []
             candidates = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
             update = {"step": name, "candidates": candidates}
