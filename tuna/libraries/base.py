@@ -89,6 +89,7 @@ class Found:
     times_ms: Sequence[float | None]  #: of each trial, in the order of rounds and candidates; None: it failed
     rounds: int  #: that are complete
     opened: int  #: with those that are not
+    proposed: int  #: candidates of these
     elapsed_s: float  #: since its first step began
     round_s: float  #: the longest of them took
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import pkgutil
 import time
 from pathlib import Path
 from typing import Any
 
-from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.kernels import Builder, KernelJob, Past
 
 
 def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
     """The params of each candidate, as text."""
     return {"params": list(_builder(builder).propose(KernelJob.from_json(job)))}
+
+
+def search(builder: str, job: dict[str, Any], history: str, count: int) -> dict[str, Any]:
+    """The params of the candidates of another round; `history`: a file of one JSON object a line."""
+    told = [Past(**json.loads(line)) for line in Path(history).read_text().splitlines() if line]
+    return {"params": list(_builder(builder).search(KernelJob.from_json(job), told, count))}
 
 
 def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:
@@ -35,4 +42,4 @@ def _builder(name: str) -> Builder:
     return made
 
 
-HANDLERS = {"propose": propose, "workload": workload, "build": build}
+HANDLERS = {"propose": propose, "search": search, "workload": workload, "build": build}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,10 +33,12 @@ from tuna.libraries.measurement import (
     fault,
 )
 from tuna.libraries.options import JobOptions, read
+from tuna.libraries.scratch import ArtifactLost, artifact, body, lasting, room
 from tuna.sandbox.box import Box
 from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
 from tuna.vocabulary import Cause, Resource
 
+Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Folders that the children may write to, emptied after each item.
 _BUILD, _MEASURE = "build", "measure"
 #: Time that a device has to answer a child that is started for it.
@@ -100,8 +102,7 @@ class CandidateLibrary(Library):
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
-        on_device = self._finals if step.name == FINALS else self._eval
-        work = self._compile if step.resource is Resource.CPU else on_device
+        work = self.work_of(step)
         for item in items:
             started_at = time.time()
             try:
@@ -115,14 +116,19 @@ class CandidateLibrary(Library):
             except DeviceGone as gone:
                 facts = {"ok": False, "cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
             finally:
-                for room in (_BUILD, _MEASURE):
-                    empty(_room(context, room))
+                for name in (_BUILD, _MEASURE):
+                    empty(room(context, name))
             yield result_of(
                 item,
                 started_at=started_at,
                 ended_at=time.time(),
                 **facts,
             )
+
+    def work_of(self, step: Step) -> Work:
+        """What does `step` for one item: returns fields of its result."""
+        on_device = self._finals if step.name == FINALS else self._eval
+        return self._compile if step.resource is Resource.CPU else on_device
 
     def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
         """Not where the job's candidates are compared in another way, and so have no finalists."""
@@ -168,15 +174,19 @@ class CandidateLibrary(Library):
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
         call = self._builder_caller(self._job(item, asked, context), context)
-        path = _room(context, _BUILD) / "workload"
+        path = room(context, _BUILD) / "workload"
         try:
-            params: list[str] = call("propose", self.start_timeout_s)["params"][: asked.candidates]
+            params = {one.index: one.params or "" for one in item.candidates}  # that a search proposed
+            if not params:
+                found: list[str] = call("propose", self.start_timeout_s)["params"]
+                params = dict(enumerate(found[: asked.candidates]))
             described = params and call("workload", self.start_timeout_s, path=str(path))["bytes"]
             workload = read_plain(path, MAX_BYTES) if described else b""
         except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
-            cause, words = _build_fault(error)
+            cause, words = build_fault(error)
             return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
-        trials = [self._build(call, index, text, context, asked) for index, text in enumerate(params)]
+        first = "workload" if item.candidates else "propose"
+        trials = [self._build(call, index, text, context, asked, first) for index, text in params.items()]
         good = any(trial.cause is None for trial in trials)
         facts: dict[str, Any] = {"ok": good, "trials": tuple(trials), "busy_s": time.monotonic() - clock}
         if not good:
@@ -185,16 +195,25 @@ class CandidateLibrary(Library):
             facts["workload"] = context.artifacts.put(workload)
         return facts
 
-    def _build(self, call: Call, index: int, params: str, context: RunContext, asked: CandidateOptions) -> Trial:
-        path = _room(context, _BUILD) / f"candidate-{index}{self.suffix}"
+    def _build(
+        self,
+        call: Call,
+        index: int,
+        params: str,
+        context: RunContext,
+        asked: CandidateOptions,
+        first: str = "propose",
+    ) -> Trial:
+        """`first`: what a child is asked before it builds, so that its start is not the candidate's time."""
+        path = room(context, _BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
-            if self._compiler is None or not self._compiler.alive:  # replaced: its start is not this candidate's time
-                call("propose", self.start_timeout_s)
+            if self._compiler is None or not self._compiler.alive:
+                call(first, self.start_timeout_s, **({"path": str(path)} if first == "workload" else {}))
             built = call("build", asked.build_timeout_s, cpu_limit=True, params=params, path=str(path))
             digest = context.artifacts.put(read_plain(path, MAX_BYTES))
         except (*CHILD_FAULTS, FileNotFoundError, NotPlain) as error:
-            cause, words = _build_fault(error)
+            cause, words = build_fault(error)
             return Trial(index=index, params=params, cause=cause, output_tail=words)
         finally:
             path.unlink(missing_ok=True)
@@ -205,7 +224,8 @@ class CandidateLibrary(Library):
     def _eval(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked = self._options(item)
         jobs = dict.fromkeys((candidate.index for candidate in item.candidates), self._job(item, asked, context))
-        contest = Contest(jobs, Limits(asked.measure_timeout_s, self.start_timeout_s), finalists=asked.finalists)
+        limits = Limits(asked.measure_timeout_s, self.start_timeout_s)
+        contest = Contest(jobs, limits, finalists=asked.finalists, best_ms=item.best_ms)
         return self._measured(contest, {one.index: one.artifact or "" for one in item.candidates}, context)
 
     def _finals(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
@@ -236,7 +256,7 @@ class CandidateLibrary(Library):
         call = self._caller(self._loader_child(context), context, loader=self.loader)
         with contextlib.suppress(*CHILD_FAULTS):
             call("prepare", self.start_timeout_s)  # the start is not part of the job's own time
-        clock, inputs = time.monotonic(), _room(context, _MEASURE) / "inputs"
+        clock, inputs = time.monotonic(), room(context, _MEASURE) / "inputs"
         found = Measurement(call, self._fresh(context), contest, paths, inputs).run(self._highest_gflops)
         facts: dict[str, Any] = {
             "trials": found.trials,
@@ -304,9 +324,9 @@ class CandidateLibrary(Library):
 
         return fork if self.forkable else start
 
-    def _child(self, module: str, room: str, context: RunContext, threads: int) -> Child:
+    def _child(self, module: str, name: str, context: RunContext, threads: int) -> Child:
         visible = context.device.variables if context.device else {}
-        writable = _room(context, room)
+        writable = room(context, name)
         gpus = context.device is not None and not context.device.cores_only
         return Child(
             module,
@@ -314,7 +334,7 @@ class CandidateLibrary(Library):
             memory_bytes=self.memory_bytes,
             cpus=context.cpus,
             cwd=writable,
-            box=Box(writable=(writable,), readable=(_lasting(context),), gpus=gpus),
+            box=Box(writable=(writable,), readable=(lasting(context),), gpus=gpus),
         )
 
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
@@ -333,7 +353,7 @@ class CandidateLibrary(Library):
         """What `KernelJob.from_json` takes; raises ArtifactLost for a body that is gone."""
         facts = {"config": item.config, "solver": item.solver, "target": item.target, "seed": item.seed}
         facts |= {"conditions": self.conditions_of(item)}
-        facts |= {"body": str(_body(item.body, context))} if item.body else {}
+        facts |= {"body": str(body(item.body, context))} if item.body else {}
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
 
 
@@ -341,38 +361,8 @@ class DeviceGone(Exception):
     """The device vanished, which is no fault of what was measured."""
 
 
-class ArtifactLost(Exception):
-    """An artifact, by its digest, is gone from the store or damaged."""
-
-
-def artifact(digest: str, context: RunContext) -> bytes:
-    """The bytes of an artifact; raises ArtifactLost."""
-    try:
-        return context.artifacts.get(digest)
-    except KeyError:
-        raise ArtifactLost(digest) from None
-
-
-def _body(digest: str, context: RunContext) -> Path:
-    """A file with a config's body, for the children; raises ArtifactLost."""
-    path = context.scratch / f"{digest}.body"
-    if not path.exists():
-        path.write_bytes(artifact(digest, context))
-    return path
-
-
-def _room(context: RunContext, name: str) -> Path:
-    """The folder that a child may write to; what is to be measured lies beside it, where it may only read."""
-    folder = _lasting(context) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _lasting(context: RunContext) -> Path:
-    return context.lasting or context.scratch
-
-
-def _build_fault(error: Exception) -> tuple[Cause, str]:
+def build_fault(error: Exception) -> tuple[Cause, str]:
+    """Cause and words of what went wrong where candidates are proposed or built."""
     if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
         return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
     return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)

@@ -42,6 +42,15 @@ class KernelJob:
         return cls(**{**facts, "config": from_json(facts["config"])})
 
 
+@dataclass(frozen=True)
+class Past:
+    """A candidate of an earlier round of a search."""
+
+    params: str
+    time_ms: float | None = None
+    cause: str | None = None  #: None, without a time: it is still being measured
+
+
 class Builder(ABC):
     """Proposes candidates and builds them, on a CPU that may belong to another machine than the one that measures."""
 
@@ -57,9 +66,17 @@ class Builder(ABC):
     def build(self, job: KernelJob, params: str, path: Path) -> None:
         """Write the candidate with these params to `path` as compiled code, in the form that `Loader.load` takes.
 
-        What it raises is the candidate's `build_error`. It is called only after `propose` in the same process. A hang
-        is ended, with all programs that were started, after the job option `build_timeout_s`.
+        What it raises is the candidate's `build_error`. It is called only after `propose` in the same process, or with params
+        that `search` returned in any process. A hang is ended, with all programs that were started, after the job option
+        `build_timeout_s`.
         """
+
+    def search(self, job: KernelJob, history: Sequence[Past], count: int) -> Sequence[str]:
+        """The params of up to `count` candidates that are not in `history`, for the next round of a search; fewer: no more exist.
+
+        The same history must get the same answer in another process.
+        """
+        raise NotImplementedError
 
     def workload(self, job: KernelJob) -> bytes:
         """What describes the job's problem to exporters; kept as an artifact if it is not empty."""

@@ -55,6 +55,7 @@ class Contest:
     finalists: int = (
         FINALISTS  #: 0: a quick look, for something else decides; then nothing is measured again after drift
     )
+    best_ms: float | None = None  #: of what was measured before; candidates far from it are no finalists
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Measurement:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the caller removes."""
         self._call, self._fresh, self._jobs = call, fresh, contest.jobs
         self._limits, self._known_ms = contest.limits, contest.known_ms
-        self.finalists = contest.finalists
+        self.finalists, self.best_ms = contest.finalists, contest.best_ms
         self._paths, self._inputs = paths, inputs
 
     def run(self, highest_gflops: float = 0.0) -> Measured:
@@ -183,7 +184,7 @@ class _Round:
 
     def all(self) -> tuple[Trial, ...]:
         """The trials, in the order of the candidates."""
-        best_ms: float | None = None
+        best_ms = self._measurement.best_ms
         for index in self._indices:
             trial, timing = self._measurement.first(index, best_ms)
             self._trials[index] = trial
@@ -191,7 +192,8 @@ class _Round:
                 self._timings[index] = [timing]
                 best_ms = trial.time_ms if best_ms is None else min(best_ms, trial.time_ms)
         timed = sorted((t.time_ms, t.index) for t in self._trials.values() if t.time_ms is not None)
-        finalists = [index for time_ms, index in timed if time_ms <= CLOSE * timed[0][0]][: self._measurement.finalists]
+        close_ms = CLOSE * (best_ms or 0.0)
+        finalists = [index for time_ms, index in timed if time_ms <= close_ms][: self._measurement.finalists]
         self._again(finalists, PROCESSES, _FINAL_S)
         return tuple(self._trials.values())
 

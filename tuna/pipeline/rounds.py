@@ -154,7 +154,7 @@ def _searches(connection: sa.Connection, session_id: int, step: str, configs: Se
 
 def _found(connection: sa.Connection, search: _Search) -> Found:
     """What the library judges by."""
-    ids = [one.id for one in search.judged]
+    ids, every = [one.id for one in search.judged], [one.id for one in search.rounds]
     trials = (
         sa.select(Trial.time_ms, Trial.cause)
         .join(Job, Job.id == Trial.job_id)
@@ -164,7 +164,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
     times = [row.time_ms if row.cause is None else None for row in connection.execute(trials)]
     took = (
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at))
-        .where(StepResult.job_id.in_([one.id for one in search.rounds]))
+        .where(StepResult.job_id.in_(every))
         .group_by(StepResult.job_id)
     )
     spans = [(start, end) for start, end in connection.execute(took) if start is not None and end is not None]
@@ -173,6 +173,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         times_ms=times,
         rounds=len(ids),
         opened=len(search.rounds),
+        proposed=connection.execute(sa.select(sa.func.count()).where(Trial.job_id.in_(every))).scalar_one(),
         elapsed_s=(utc_now() - begun).total_seconds() if begun else 0.0,
         round_s=max(((end - start).total_seconds() for start, end in spans), default=0.0),
     )

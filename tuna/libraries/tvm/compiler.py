@@ -18,11 +18,14 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.kernels import Builder, KernelJob
+from tuna.libraries.kernels import Builder, KernelJob, Past
+from tuna.libraries.search import proposal
+from tuna.libraries.search.history import Measured
+from tuna.libraries.search.space import Space
 from tuna.libraries.tvm import functions, problems, records, targets, tasks
 from tuna.libraries.tvm.boot import import_intrinsics
 from tuna.libraries.tvm.kernels import machine
-from tuna.libraries.tvm.search.spaces import module_of
+from tuna.libraries.tvm.search.spaces import module_of, space_of
 from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
@@ -36,6 +39,13 @@ class TvmBuilder(Builder):
         """A TuningRecord of each candidate, as JSON text."""
         module, target = _module(job), problems.target_of(job.target)
         return list(dict.fromkeys(records.to_params(module, target, schedule) for schedule in _proposals(job, module)))
+
+    def search(self, job: KernelJob, history: Sequence[Past], count: int) -> Sequence[str]:
+        """By `search.proposal`."""
+        known = [one for one in history if one.time_ms is not None or one.cause is not None]
+        measured = [Measured(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in known]
+        avoid = {one.params for one in history}
+        return proposal.propose(_space(job), measured, count=count, seed=job.seed, avoid=avoid)
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
@@ -55,6 +65,11 @@ class TvmBuilder(Builder):
 @functools.lru_cache(maxsize=1)
 def _module(job: KernelJob) -> Any:
     return module_of(job)
+
+
+@functools.lru_cache(maxsize=1)
+def _space(job: KernelJob) -> Space:
+    return space_of(job)
 
 
 def _proposals(job: KernelJob, module: Any) -> Iterable[Schedule]:

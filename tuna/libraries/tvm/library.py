@@ -10,18 +10,18 @@ from pydantic import Field
 
 from tuna.configs import Config
 from tuna.libraries.base import FINALS, Environment, Solver
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions
 from tuna.libraries.conditions import LAYOUTS, Condition
 from tuna.libraries.items import WorkItem
+from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
-from tuna.libraries.tvm.solvers import TABLE, applicable
+from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
 from tuna.settings import get_settings
 
 
-class TvmJobOptions(CandidateOptions):
+class TvmJobOptions(SearchOptions):
     """Job options of TVM."""
 
     first: str = Field(
@@ -31,7 +31,7 @@ class TvmJobOptions(CandidateOptions):
     )
 
 
-class TvmLibrary(CandidateLibrary):
+class TvmLibrary(SearchingLibrary):
     """The tuner for TVM on this machine's CPU.
 
     Layers in fp32 have kernels of our own (`kernels/`), others are searched with MetaSchedule.
@@ -45,9 +45,10 @@ class TvmLibrary(CandidateLibrary):
     kinds = ("convolution", "gemm", "task")
     device_kind = Kind.CPU
     options = TvmJobOptions
+    in_rounds = frozenset(row.name for row in SEARCHED)
     exporters = (TvmDatabaseExporter(),)
     conditions = (
-        *CandidateLibrary.conditions,
+        *SearchingLibrary.conditions,
         LAYOUTS,
         Condition("winograd", ("yes", "no"), "no: direct sums only, whose rounding errors are smaller"),
     )

@@ -1,0 +1,63 @@
+"""When a search of a candidate library ends, and which solvers are searched, by the job options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuna.errors import BadInput
+from tuna.libraries.base import Found
+from tuna.libraries.items import StepResult, Trial
+from tuna.libraries.options import check
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm.solvers import FAMILIES, SEARCHED
+
+TVM = get_library("tvm")
+
+
+def found(times_ms: list[float | None], **facts: Any) -> Found:
+    complete = len(times_ms) // 16
+    usual: dict[str, Any] = {"rounds": complete, "opened": complete + 1, "elapsed_s": 30.0, "round_s": 5.0}
+    return Found(**{"times_ms": times_ms, "proposed": 16 * (complete + 1), **usual, **facts})
+
+
+def test_metaschedules_space_is_searched_unless_candidates_are_random() -> None:
+    names = [row.name for row in (*FAMILIES, *SEARCHED)]
+    assert set(TVM.searched(names, {})) == {row.name for row in SEARCHED}
+    assert not TVM.searched(names, {"search": "random"})
+    with pytest.raises(BadInput, match="search"):
+        check(TVM.options, {"search": "gridsearch"}, "tvm")
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "why"),
+    [
+        ({}, {}, None),
+        ({}, {"opened": 4, "proposed": 64}, "trials"),
+        ({"candidates": 48}, {"opened": 3, "proposed": 48}, "trials"),
+        ({"candidates": 40}, {"opened": 3, "proposed": 40}, "trials"),
+        ({"candidates": 48}, {"opened": 3, "proposed": 41}, "no further candidate"),
+        ({"effort": "full"}, {"opened": 4, "proposed": 64}, None),
+        ({"minutes": 0.6}, {}, None),
+        ({"minutes": 0.5}, {}, "minutes"),
+        ({"target_ms": 1.0}, {}, "as fast"),
+        ({"target_ms": 0.9}, {}, None),
+    ],
+)
+def test_a_search_ends_by_the_first_rule_that_holds(options: dict[str, Any], facts: Any, why: str | None) -> None:
+    text = TVM.search_ends(check(TVM.options, options, "tvm"), found([1.0, None] * 16, **facts))
+    assert text is None if why is None else why in str(text)
+
+
+def test_a_flat_search_ends_where_an_effort_was_asked_for() -> None:
+    flat = found([1.0] * 48, opened=4, proposed=60)
+    assert "1 %" in str(TVM.search_ends({"effort": "full", "batch": 15}, flat))
+    assert TVM.search_ends({"candidates": 1000, "batch": 15}, flat) is None
+
+
+def test_a_round_without_proposals_is_the_last() -> None:
+    empty = StepResult(job_id=1, attempt=1, step="search", ok=True)
+    steps = ["search", "compile", "eval"]
+    assert TVM.next_step(empty, steps) is None
+    assert TVM.next_step(empty.model_copy(update={"trials": (Trial(index=0, params="p"),)}), steps) == "compile"

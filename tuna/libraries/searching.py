@@ -1,0 +1,124 @@
+"""A base for candidate libraries some of whose solvers are searched in rounds, each of which learns from those before it."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tuna.libraries.base import Found, Step
+from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work, build_fault
+from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult, Trial, WorkItem
+from tuna.libraries.measurement import CHILD_FAULTS
+from tuna.libraries.options import read
+from tuna.libraries.scratch import artifact
+from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
+from tuna.vocabulary import Cause, Resource
+
+_WHY = {
+    Stop.TARGET: "a result is as fast as target_ms",
+    Stop.EXHAUSTED: "there is no further candidate",
+    Stop.TRIALS: "all trials are done",
+    Stop.MINUTES: "another round would end after the minutes",
+    Stop.FLAT: "the last trials improved the best by less than 1 %",
+}
+
+
+class SearchOptions(CandidateOptions):
+    """Job options of libraries that search; where a solver is searched, `candidates` limits its trials if it is set."""
+
+    search: Literal["search", "random"] = Field(
+        "search", description="how candidates of MetaSchedule's space are chosen: by a search that learns, or at random"
+    )
+    effort: Literal["quick", "full"] | None = Field(
+        None,
+        description="of a search: it ends when flat, quick after 64 trials at most; default: quick, if no limit is set",
+    )
+    minutes: float | None = Field(
+        None, gt=0, le=1e6, description="of a search: no round is opened that would end later"
+    )
+    target_ms: float | None = Field(
+        None, gt=0, le=1e9, description="of a search: it ends with a result as fast as this"
+    )
+    batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
+
+
+class SearchingLibrary(CandidateLibrary):
+    """Solvers that are searched have the step `search`, which proposes, before those of every candidate library.
+
+    A subclass gives `in_rounds` too, and its builder `Builder.search`.
+    """
+
+    search: Step | None = Step("search", Resource.CPU, time_limit_s=1800.0, urgent=True)
+    options: type[SearchOptions] = SearchOptions
+    in_rounds: Collection[str] = ()  #: names of the solvers that are searched
+
+    def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
+        """Those of `in_rounds`, if the job options do not say otherwise."""
+        return (
+            [name for name in solvers if name in self.in_rounds]
+            if read(self.options, options).search == "search"
+            else []
+        )
+
+    def search_ends(self, options: Mapping[str, Any], found: Found) -> str | None:
+        """By the first rule of `search.stop` that holds."""
+        asked = read(self.options, options)
+        rule = _rule(asked)
+        planned = asked.batch * found.opened
+        done = Progress(
+            seconds=[None if one is None else one / 1000 for one in found.times_ms],
+            elapsed_s=found.elapsed_s + found.round_s,
+            exhausted=found.proposed < (planned if rule.trials is None else min(planned, rule.trials)),
+        )
+        why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(found.proposed) == 0 else None)
+        return _WHY[why] if why else None
+
+    def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
+        """None after a round that proposed nothing: the space is exhausted."""
+        return super().next_step(result, steps) if result.trials else None
+
+    def work_of(self, step: Step) -> Work:
+        """What does `step` for one item."""
+        return self._search if step is self.search else super().work_of(step)
+
+    def time_limit_s(self, step: Step, item: WorkItem) -> float:
+        """A search takes the step's own limit."""
+        return step.time_limit_s if step is self.search else super().time_limit_s(step, item)
+
+    def _search(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
+        asked, clock = read(self.options, item.options), time.monotonic()
+        left = _rule(asked).left(item.round * asked.batch)
+        count = asked.batch if left is None else min(asked.batch, left)
+        path = context.scratch / "history.jsonl"
+        path.write_bytes(b"\n".join(gzip.decompress(artifact(digest, context)) for digest in item.history))
+        job = self._job(item, asked, context)
+        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        try:
+            params = call("search", self.start_timeout_s, history=str(path), count=count)["params"]
+        except CHILD_FAULTS as error:
+            cause, words = build_fault(error)
+            return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
+        finally:
+            path.unlink()
+        facts: dict[str, Any] = {"busy_s": time.monotonic() - clock}
+        if not params and not item.round:
+            return {
+                **facts,
+                "ok": False,
+                "cause": Cause.NOT_APPLICABLE,
+                "output_tail": "no valid candidate was proposed",
+            }
+        return {**facts, "ok": True, "trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params))}
+
+
+def _rule(asked: SearchOptions) -> StopRule:
+    trials = asked.candidates if "candidates" in asked.model_fields_set else None
+    free = asked.effort is None and trials is None and asked.minutes is None and asked.target_ms is None
+    named = "quick" if free else asked.effort
+    effort = None if named is None else Effort(named)
+    return StopRule.of(effort, trials=trials, minutes=asked.minutes, target_ms=asked.target_ms)
