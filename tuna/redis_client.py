@@ -46,8 +46,11 @@ _UNABLE = re.compile(
 def is_outage(error: BaseException) -> bool:
     """True if Redis is unreachable or takes no writes for a while, so that the same command may succeed later.
 
-    Not after an authentication error: a password that was refused will be refused again.
+    Not after an authentication error: a password that was refused will be refused again. A script may be missing in a pipeline
+    if Redis was restarted after it was loaded.
     """
+    if isinstance(error, redis.exceptions.NoScriptError):
+        return True
     if isinstance(error, redis.ResponseError):
         return not isinstance(error, redis.exceptions.NoPermissionError) and _UNABLE.search(str(error)) is not None
     away = isinstance(error, redis.ConnectionError | redis.TimeoutError)

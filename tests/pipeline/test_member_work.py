@@ -14,6 +14,7 @@ from jobs_builder import accepted, states
 from member_double import MemberDouble, good
 from member_room import LIBRARY
 from member_room import Room as Plain
+from redis.client import Pipeline
 from shared_data import need
 
 from tuna.db.engine import reading, writing
@@ -38,12 +39,14 @@ class Room(Plain):
 
 @pytest.fixture()
 def room(
-    sqlite_engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_engine: sa.Engine,
+    redis_client: redis.Redis,
+    redis_urls: dict[str, str],
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Room]:
-    path = redis_client.get_connection_kwargs()["path"]
-    monkeypatch.setenv("TUNA_BROKER_URL", f"redis+socket://{path}")
-    monkeypatch.setenv("TUNA_REDIS_URL", f"unix://{path}")
-    monkeypatch.setenv("TUNA_LEASE_S", str(LEASE_S))
+    for name, value in {**redis_urls, "TUNA_LEASE_S": str(LEASE_S)}.items():
+        monkeypatch.setenv(name, value)
     get_settings.cache_clear()
     made = Room(sqlite_engine, redis_client, 20)
     made.first = made.member("m1")
@@ -285,6 +288,22 @@ def test_after_a_stop_of_the_coordinator_a_live_member_keeps_its_chunks(room: Ro
     room.turn(room.another())
     assert room.failures() == []
     assert room.client.zscore(room.leases.leases_key, chunk.id) > 1
+
+
+def test_a_redis_that_forgets_a_script_before_its_run_ends_no_coordinator(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was restarted after redis-py had loaded the scripts of a pipeline, which it repeats without them."""
+    load, forgotten = Pipeline.load_scripts, []
+
+    def load_and_forget(pipe: Pipeline) -> None:
+        load(pipe)
+        if not forgotten:
+            forgotten.append(room.client.script_flush())
+
+    monkeypatch.setattr(Pipeline, "load_scripts", load_and_forget)
+    room.coordinator.run(lambda: None, lambda: bool(forgotten))
+    assert room.client.hlen(room.first.key("dealt")) == 2
 
 
 def test_a_job_that_failed_on_a_member_goes_to_another_worker_first(
