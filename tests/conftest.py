@@ -214,6 +214,13 @@ def redis_client(_redis_server: EmbeddedRedis) -> redis.Redis:
     return client
 
 
+@pytest.fixture()
+def redis_urls(_redis_server: EmbeddedRedis, redis_client: redis.Redis) -> dict[str, str]:
+    """The settings that name the Redis of `redis_client`, with its password."""
+    url = _redis_server.url
+    return {"TUNA_REDIS_URL": url, "TUNA_BROKER_URL": url.replace("unix:", "redis+socket:", 1)}
+
+
 @pytest.fixture(scope="session")
 def tuna_forks() -> Iterator[ForkServer | None]:
     """Forks of a process that has imported what commands and Celery's workers import; none in drills."""

@@ -160,9 +160,10 @@ def test_while_redis_is_full_an_coordinator_waits_and_then_goes_on(
     assert {count for *_, count in accepted(engine)} == {1}
 
 
-def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(redis_client: redis.Redis) -> None:
-    socket = redis_client.get_connection_kwargs()["path"]
-    with Connection(f"redis+socket://{socket}") as connection:
+def test_a_queue_that_cannot_be_looked_at_is_not_an_empty_one(
+    redis_client: redis.Redis, redis_urls: dict[str, str]
+) -> None:
+    with Connection(redis_urls["TUNA_BROKER_URL"]) as connection:
         assert queue_depth(connection, "nobody's") == 0
         connection.SimpleQueue("ours").put("x")
         assert queue_depth(connection, "ours") == 1

@@ -6,7 +6,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,12 @@ from tuna.reports.metrics import METRICS, Samples, text_of
 from tuna.reports.prometheus import Collector
 from tuna.settings import Settings
 
-AWAY = "redis://127.0.0.1:1/0"
+AWAY = dict.fromkeys(("TUNA_REDIS_URL", "TUNA_BROKER_URL"), "redis://127.0.0.1:1/0")
 LINE = re.compile(r'^(tuna_\w+)(\{((\w+)="((?:[^"\\\n]|\\["\\n])*)",?)*\})? (\S+)$')
 
 
-def _settings(tmp_path: Path, client: redis.Redis | None) -> Settings:
-    path = client.connection_pool.connection_kwargs["path"] if client else None
-    broker = f"redis+socket://{path}" if path else AWAY
-    return Settings(home=tmp_path, redis_url=f"unix://{path}" if path else AWAY, broker_url=broker)
+def _settings(tmp_path: Path, urls: Mapping[str, str]) -> Settings:
+    return Settings(home=tmp_path, redis_url=urls["TUNA_REDIS_URL"], broker_url=urls["TUNA_BROKER_URL"])
 
 
 def _read(text: str) -> dict[str, float]:
@@ -64,7 +62,9 @@ def filled(engine: sa.Engine) -> sa.Engine:
     return engine
 
 
-def test_every_metric_is_there(filled: sa.Engine, tmp_path: Path, redis_client: redis.Redis) -> None:
+def test_every_metric_is_there(
+    filled: sa.Engine, tmp_path: Path, redis_client: redis.Redis, redis_urls: dict[str, str]
+) -> None:
     with reading(filled) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
         key = connection.execute(sa.select(models.Environment.key)).scalar_one()
@@ -74,7 +74,7 @@ def test_every_metric_is_there(filled: sa.Engine, tmp_path: Path, redis_client: 
             WorkerStatus(name=name, role=role, started_at=0.0, seen_at=0.0, **facts)
         )
     redis_client.xadd(f"tuna:{{{namespace}}}:results", {"r": "x"})
-    settings = _settings(tmp_path, redis_client)
+    settings = _settings(tmp_path, redis_urls)
     with Connection(settings.broker_url.get_secret_value()) as connection:  # type: ignore[union-attr]
         producer = connection.Producer()
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_every_metric_is_there(filled: sa.Engine, tmp_path: Path, redis_client: 
 
 def test_without_redis_there_is_what_sql_knows(engine: sa.Engine, tmp_path: Path) -> None:
     make_jobs(engine, 1)
-    found = _read(Collector(engine, _settings(tmp_path, None)).scrape())
+    found = _read(Collector(engine, _settings(tmp_path, AWAY)).scrape())
     assert found['tuna_jobs{session="1",state="new"}'] == 10
     assert (found['tuna_up{service="sql"}'], found['tuna_up{service="redis"}'], found['tuna_up{service="broker"}']) == (
         1,
@@ -121,10 +121,10 @@ def test_without_redis_there_is_what_sql_knows(engine: sa.Engine, tmp_path: Path
 
 
 def test_without_sql_there_is_what_redis_knows(
-    engine: sa.Engine, tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, tmp_path: Path, redis_urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_jobs(engine, 1)
-    collector = Collector(engine, _settings(tmp_path, redis_client))
+    collector = Collector(engine, _settings(tmp_path, redis_urls))
     assert _read(collector.scrape())['tuna_up{service="sql"}'] == 1
     away = make_engine("mysql+pymysql://root@127.0.0.1:1/tuna")
     monkeypatch.setattr(collector, "_engine", away)
@@ -144,7 +144,7 @@ def test_without_sql_there_is_what_redis_knows(
 
 
 def test_with_nothing_at_all_there_is_that(tmp_path: Path) -> None:
-    found = _read(Collector(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna"), _settings(tmp_path, None)).scrape())
+    found = _read(Collector(make_engine("mysql+pymysql://root@127.0.0.1:1/tuna"), _settings(tmp_path, AWAY)).scrape())
     assert found == {f'tuna_up{{service="{name}"}}': 0 for name in ("broker", "redis", "sql")}
 
 
@@ -156,7 +156,7 @@ def test_a_counter_that_is_still_being_read_is_left_out(
     for name, value in (("_CHUNK", 100), ("_UNSETTLED", 10)):
         monkeypatch.setattr(totals, name, value)
     monkeypatch.setattr(prometheus, "_READ_S", 0.0)
-    collector = Collector(filled, _settings(tmp_path, None))
+    collector = Collector(filled, _settings(tmp_path, AWAY))
     assert "tuna_results_drained_total" not in _read(collector.scrape())
     drained = [_read(collector.scrape()).get("tuna_results_drained_total") for _ in range(20)]
     assert drained[-1] == 1350
@@ -189,7 +189,7 @@ def test_prometheus_own_parser_finds_each_metric_with_its_kind_and_nothing_else(
 @pytest.fixture
 def served(tmp_path: Path, sqlite_engine: sa.Engine) -> Iterator[str]:
     make_jobs(sqlite_engine, 1)
-    with prometheus.server(Collector(sqlite_engine, _settings(tmp_path, None)), "127.0.0.1:0") as http:
+    with prometheus.server(Collector(sqlite_engine, _settings(tmp_path, AWAY)), "127.0.0.1:0") as http:
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{http.server_address[1]}"
@@ -226,7 +226,7 @@ def test_scrapes_at_once_all_get_the_same(served: str) -> None:
 
 
 def test_an_address_that_cannot_be_used_is_one_sentence(served: str, tmp_path: Path) -> None:
-    collector = Collector(make_engine("sqlite://"), _settings(tmp_path, None))
+    collector = Collector(make_engine("sqlite://"), _settings(tmp_path, AWAY))
     with pytest.raises(ServiceError, match="already in use"):
         prometheus.server(collector, served.removeprefix("http://"))
     for listen in ("9464", "localhost:http", "localhost:70000"):
