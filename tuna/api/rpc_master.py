@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuna.api.jobs import LoadedJobs, enqueue, load_jobs
+from tuna.api.jobs import LoadedJobs, Options, enqueue, load_jobs
 from tuna.api.rpc import count_workers
 from tuna.api.sessions import init_session, update_applicability, update_solvers
 from tuna.errors import BadInput
@@ -36,7 +36,7 @@ class MasterPlan:
     target: str  #: JSON, or the text of older releases of TVM
     layers: Sequence[Config]
     table: str  #: where results are committed; the session's label
-    trials: int  #: of each job
+    options: Options  #: of its jobs
     log_url: str = ""  #: where the trials of each job go; empty: nowhere
     tvm_tracker: str = ""  #: of the boards, where one is asked
     device_key: str = ""
@@ -60,7 +60,7 @@ class Master:
     target: str  #: in words
     loaded: LoadedJobs
     restored: bool  #: from the trace, since the database did not have it
-    trials: Sequence[int]  #: numbers of trials that its jobs have, most of them as asked for
+    others: int  #: jobs that were there before, with other options than those of the plan
     engine: sa.Engine
     trace: Trace
     logs: TrialLogs | None
@@ -144,8 +144,8 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
         trace.record(engine, session_id)
         if logs is not None:
             logs.begin()
-        trials = _trials(engine, session_id)
-        yield Master(session_id, words, loaded, restored, trials, engine, trace, logs)
+        others = _others(engine, plan, session_id)
+        yield Master(session_id, words, loaded, restored, others, engine, trace, logs)
 
 
 def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
@@ -201,17 +201,20 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
         with writing(engine) as connection:
             configs.store(connection, plan.layers, plan.table)
     update_applicability(session_id, plan.table)
-    options = {"candidates": plan.trials} if plan.library == "tvm" else {}
-    return load_jobs(session_id, tag=plan.table, reason=plan.table, options=options)
+    return load_jobs(session_id, tag=plan.table, reason=plan.table, options=plan.options)
 
 
-def _trials(engine: sa.Engine, session_id: int) -> list[int]:
-    """Numbers of trials that the session's jobs have."""
+def _others(engine: sa.Engine, plan: MasterPlan, session_id: int) -> int:
+    """How many jobs have other options than the plan's; finals have none."""
     import sqlalchemy as sa
 
     from tuna.db.engine import reading
     from tuna.db.models import Job
+    from tuna.libraries.base import FINALS
+    from tuna.libraries.options import check
+    from tuna.libraries.registry import get_library
 
+    wanted = check(get_library(plan.library).options, plan.options, plan.library)
+    query = sa.select(Job.options).where(Job.session_id == session_id, Job.steps != FINALS)
     with reading(engine) as connection:
-        found = connection.execute(sa.select(Job.options).where(Job.session_id == session_id)).scalars()
-        return sorted({int(options["candidates"]) for options in found if options and "candidates" in options})
+        return sum(options != wanted for options in connection.execute(query).scalars())

@@ -157,12 +157,13 @@ def tune_rpc(
     trace = trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not layers and not trace.exists():
         raise BadInput("There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml")
-    plan = api.MasterPlan(rpc.target, layers, table, ntrial, log_url, tvm_tracker or "", device_key or "")
+    candidates = options.job_options((), ntrial)
+    plan = api.MasterPlan(rpc.target, layers, table, candidates, log_url, tvm_tracker or "", device_key or "")
     with _lines(log_run) as info, api.start_master(plan, trace) as master:
         info(f"INFO Master: Loaded {len(layers)} workloads")
         if master.logs is not None:
             info(f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to {master.logs.url}")
-        _say_of(master, tuner, ntrial)
+        _say_of(master, tuner)
         info(f"INFO RPCServer: Launching RPC server at port {rpc.port}")
         with api.listening(host, rpc.port):
             info("INFO RPCServer: Server has been initialized")
@@ -186,13 +187,13 @@ def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
         yield both
 
 
-def _say_of(master: api.Master, tuner: str, ntrial: int) -> None:
+def _say_of(master: api.Master, tuner: str) -> None:
     """What the seed's master has no line for, on stderr."""
     say(f"trace file: {master.trace.path}, session {master.session_id}", err=True)
     if master.restored:
         say("restored from the trace file: the database did not have this session", err=True)
-    if others := [count for count in master.trials if count != ntrial]:
-        say(f"jobs that were there before keep their number of trials: {', '.join(map(str, others))}", err=True)
+    if master.others:
+        say(f"{counted(master.others, 'job')} of before keep another number of trials", err=True)
     if tuner != "random":
         say(f"{tuner}: taken for the search that each solver has", err=True)
 

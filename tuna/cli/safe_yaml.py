@@ -88,8 +88,8 @@ def value(node: Node, path: Path | str) -> Any:
 
 
 def is_list(node: Node) -> bool:
-    """Whether the node is a list."""
-    return isinstance(node, SequenceNode)
+    """Whether the node is a list without a tag."""
+    return isinstance(node, SequenceNode) and _tag(node) == f"{_STANDARD}seq"
 
 
 def elements(node: Node) -> Sequence[Node]:
