@@ -127,10 +127,13 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
     from tuna.archives.trace import Trace
     from tuna.db.database import open_database
     from tuna.exports.trial_logs import TrialLogs
+    from tuna.libraries.options import check
+    from tuna.libraries.registry import get_library
 
     if not _TABLE.fullmatch(plan.table):
         text = "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
         raise BadInput(f"{text}; {plan.table!r} is none.")
+    options = check(get_library(plan.library).options, plan.options, plan.library)
     facts, words = _target(plan)
     engine = open_database()
     with contextlib.closing(Trace(trace_file)) as trace:
@@ -144,7 +147,7 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
         trace.record(engine, session_id)
         if logs is not None:
             logs.begin()
-        others = _others(engine, plan, session_id)
+        others = _others(engine, session_id, options)
         yield Master(session_id, words, loaded, restored, others, engine, trace, logs)
 
 
@@ -204,17 +207,14 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
     return load_jobs(session_id, tag=plan.table, reason=plan.table, options=plan.options)
 
 
-def _others(engine: sa.Engine, plan: MasterPlan, session_id: int) -> int:
-    """How many jobs have other options than the plan's; finals have none."""
+def _others(engine: sa.Engine, session_id: int, options: Options) -> int:
+    """How many jobs have other options; finals have none."""
     import sqlalchemy as sa
 
     from tuna.db.engine import reading
     from tuna.db.models import Job
     from tuna.libraries.base import FINALS
-    from tuna.libraries.options import check
-    from tuna.libraries.registry import get_library
 
-    wanted = check(get_library(plan.library).options, plan.options, plan.library)
     query = sa.select(Job.options).where(Job.session_id == session_id, Job.steps != FINALS)
     with reading(engine) as connection:
-        return sum(options != wanted for options in connection.execute(query).scalars())
+        return sum(found != options for found in connection.execute(query).scalars())

@@ -1,0 +1,156 @@
+"""A master's session: prepared, gone on with by its trace file, restored from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tuna import api
+from tuna.configs import GemmConfig
+from tuna.db.database import open_database
+from tuna.db.engine import writing
+from tuna.db.models import FindDb, Job, Session, Trial
+from tuna.errors import BadInput
+from tuna.pipeline.connection import release_services
+from tuna.settings import get_settings
+
+pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
+PLAN = api.MasterPlan("any", [GemmConfig(m=8, n=8, k=k) for k in (1, 2)], "mine", {"trials": True}, library="noop")
+
+
+@pytest.fixture(autouse=True)
+def services(home: Path) -> Iterator[None]:
+    yield
+    release_services(get_settings())
+
+
+def forget_database(home: Path) -> None:
+    """Lose the home with its database."""
+    open_database().dispose()
+    release_services(get_settings())
+    for path in home.glob("tuna.sqlite*"):
+        path.unlink()
+    shutil.rmtree(home / "artifacts", ignore_errors=True)
+
+
+def end_jobs(jobs: int) -> None:
+    """End the first jobs, each with a trial and a result."""
+    with writing(open_database()) as connection:
+        rows = connection.execute(
+            sa.select(Job.id, Job.session_id, Job.config_id, Job.solver_id).order_by(Job.id)
+        ).all()
+        for row in rows[:jobs]:
+            done = {"state": "evaluated", "step": "measure", "attempt": 2}
+            connection.execute(sa.update(Job).where(Job.id == row.id).values(**done))
+            trial = {
+                "job_id": row.id,
+                "number": 0,
+                "params": "{}",
+                "output_tail": "",
+                "times_ms": "[1.0]",
+                "time_ms": 1.0,
+            }
+            connection.execute(sa.insert(Trial).values(**trial))
+            found = {
+                "session_id": row.session_id,
+                "config_id": row.config_id,
+                "solver_id": row.solver_id,
+                "job_id": row.id,
+            }
+            facts = {
+                "time_ms": float(row.id),
+                "workspace_bytes": 0,
+                "params": "{}",
+                "trial_number": 0,
+                "simulated": True,
+            }
+            connection.execute(sa.insert(FindDb).values(**found, **facts))
+
+
+def states() -> dict[str, int]:
+    with writing(open_database()) as connection:
+        return dict(connection.execute(sa.select(Job.state, sa.func.count()).group_by(Job.state)).all())  # type: ignore[arg-type]
+
+
+def test_a_master_prepares_its_session(tmp_path: Path) -> None:
+    with api.start_master(PLAN, tmp_path / "trace") as master:
+        assert (master.restored, master.others, master.loaded.added) == (False, 0, 20)
+        assert master.counts() == api.LayerCounts(done=0, total=2, workers=0)
+        end_jobs(10)
+        assert master.counts().done == 1
+        master.catch_up()
+    assert len((tmp_path / "trace").read_text().splitlines()) == 1 + 20 + 10
+
+
+def test_with_its_database_the_session_goes_on(tmp_path: Path) -> None:
+    with api.start_master(PLAN, tmp_path / "trace") as master:
+        first = master.session_id
+    end_jobs(3)  # not traced: the master was killed
+    more = replace(PLAN, layers=[*PLAN.layers, GemmConfig(m=8, n=8, k=3)], options={})
+    with api.start_master(more, tmp_path / "trace") as master:
+        assert (master.session_id, master.restored, master.loaded.added) == (first, False, 10)
+        assert master.others == 20
+    assert states() == {"evaluated": 3, "new": 27}
+    assert len((tmp_path / "trace").read_text().splitlines()) == 1 + 20 + 3 + 10
+
+
+def test_without_its_database_the_session_is_restored(home: Path, tmp_path: Path) -> None:
+    with api.start_master(PLAN, tmp_path / "trace") as master:
+        end_jobs(10)
+    before = (tmp_path / "trace").read_text()
+    with api.start_master(PLAN, tmp_path / "trace") as master:
+        first = master.commit(tmp_path / "table", 3)
+    forget_database(home)
+    with api.start_master(replace(PLAN, layers=[], log_url=str(tmp_path / "logs")), tmp_path / "trace") as master:
+        assert master.restored
+        assert master.loaded.added == 0
+        assert master.counts() == api.LayerCounts(done=1, total=2, workers=0)
+        again = master.commit(tmp_path / "table", 3)
+        assert master.logs is not None
+        master.logs.finish()
+    assert states() == {"evaluated": 10, "new": 10}
+    assert (first.results, again.results, again.added) == (3, 3, 0)
+    assert (tmp_path / "trace").read_text().startswith(before)
+    assert len(list((tmp_path / "logs" / "any").iterdir())) == 10
+
+
+def test_a_master_whose_jobs_have_all_ended_ends(tmp_path: Path) -> None:
+    with api.start_master(PLAN, tmp_path / "trace") as master:
+        end_jobs(20)
+        seen: list[api.LayerCounts] = []
+        master.run(seen.append)
+    assert {(one.done, one.total) for one in seen} == {(2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (replace(PLAN, table="other"), "is of the table mine, not of other"),
+        (replace(PLAN, table=".hidden/x"), "'.hidden/x' is none"),
+        (replace(PLAN, options={"trails": 1}), "job option trails is not known"),
+        (replace(PLAN, log_url="nothing://x"), "Protocol not known"),
+        (replace(PLAN, library="tvm", target="lvm -mcpu=nothing -num-cores=3", options={}), "and this master is for"),
+        (replace(PLAN, library="tvm", target="cuda", options={}), "of kind llvm, not 'cuda'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_the_trace_is_refused(tmp_path: Path, plan: api.MasterPlan, said: str) -> None:
+    with api.start_master(PLAN, tmp_path / "trace"):
+        pass
+    before = (tmp_path / "trace").read_bytes()
+    with pytest.raises(BadInput, match=said), api.start_master(plan, tmp_path / "trace"):
+        pass
+    assert (tmp_path / "trace").read_bytes() == before
+    with writing(open_database()) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 1
+
+
+def test_a_plan_that_cannot_be_leaves_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(BadInput), api.start_master(replace(PLAN, options={"trails": 1}), tmp_path / "trace"):
+        pass
+    assert not (tmp_path / "trace").exists()

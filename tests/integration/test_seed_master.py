@@ -1,0 +1,129 @@
+"""The master of the seed's tutorial on RPC workers: its file, command lines and console lines as printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_data import need, shared_data
+
+from tuna import api
+from tuna.cli.lorien import lorien
+from tuna.cli.main import guarded
+
+pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
+GEMMS = "workload:\n" + "".join(f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100))
+
+
+def seed() -> str:
+    (path,) = shared_data("..", "seeds").glob("000*.txt")
+    return path.read_text()
+
+
+def printed_file(text: str) -> str:
+    """`tune_rpc.yaml` as the document has it."""
+    return text[text.index("# tune_rpc.yaml") :].split("\n\n")[0] + "\n"
+
+
+def printed_commands(text: str) -> list[list[str]]:
+    """The words of the command lines of masters, without `python3 -m lorien`."""
+    return [shlex.split(line)[3:] for line in text.splitlines() if line.startswith("python3 -m lorien tune ")]
+
+
+def printed_lines(text: str) -> list[str]:
+    """What the master prints first: lines of its log, then the bar."""
+    lines = text[text.index("INFO Master: Loaded") :].split("\n\n")[0].splitlines()
+    assert [line.split(":")[0] for line in lines[:-1]] == [
+        "INFO Master",
+        "INFO Master",
+        "INFO RPCServer",
+        "INFO RPCServer",
+    ]
+    return lines
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@pytest.fixture
+def typed(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], tuple[int, list[str], list[str]]]:
+    """A command line of `lorien` in this process: its exit code, lines on stdout and on stderr."""
+
+    def run(words: list[str]) -> tuple[int, list[str], list[str]]:
+        capsys.readouterr()
+        code = guarded(lorien, words, "lorien")
+        found = capsys.readouterr()
+        return code, found.out.splitlines(), found.err.splitlines()
+
+    return run
+
+
+def test_the_document_prints_what_we_think() -> None:
+    assert printed_commands(seed()) == [
+        ["tune", "@tune_rpc.yaml", "@workloads.yaml"],
+        ["tune", "@tune_rpc.yaml", "@workloads.yaml", "--trace-file=<trace_file_path>"],
+    ]
+    assert "target: lvm -device=arm_cpu -mtriple=aarch64-linux-gnu" in printed_file(seed())
+
+
+def test_a_master_as_printed(
+    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file as it stands, but for the port; its lines, with our values; no worker, so that nothing is waited for."""
+    need(shutil.which("aarch64-linux-gnu-g++"), "g++-aarch64-linux-gnu")
+    port = free_port()
+
+    def run(master: api.Master, on_counts: Callable[[api.LayerCounts], Any]) -> None:
+        on_counts(master.counts())
+
+    monkeypatch.setattr(api.Master, "run", run)
+    (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()).replace("18871", port))
+    (tmp_path / "workloads.yaml").write_text(GEMMS)
+    first, again = printed_commands(seed())
+    code, out, err = typed(first)
+    assert code == 1, "no workload has a result"
+    *lines, bar = printed_lines(seed())
+    ours = {"18871": port, "s3://tuned-logs/topi-llvm": "tuned-logs/llvm_-mtriple=aarch64-linux-gnu"}
+    for mark, value in ours.items():
+        lines = [line.replace(mark, value) for line in lines]
+    assert out == lines
+    target, counts = bar.split(" on 0 ")
+    assert target.startswith("llvm ")
+    pattern = re.escape(counts).replace(r"\ ", " ").replace("00:02", r"\d\d:\d\d")
+    assert [line for line in err if re.fullmatch(f"llvm -mtriple=aarch64-linux-gnu on 0 {pattern}", line)], err
+    assert any("no result to commit" in line for line in err)
+    (trace,) = tmp_path.glob("lorien-tune-*.trace")
+    jobs = trace.read_text().splitlines()
+    code, out, _ = typed([word.replace("<trace_file_path>", str(trace)) for word in again])
+    assert (code, out) == (1, lines)
+    assert trace.read_text().splitlines() == jobs, "the same session"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune"], "--rpc"),
+        (["tune", "@tune_rpc.yaml"], "There is no workload"),
+        (["tune", "@tune_rpc.yaml", "--tuner", "gridsearch"], "There is no gridsearch"),
+        (["tune", "@tune_rpc.yaml", "--local", "llvm"], "tunes on this machine alone"),
+        (["tune", "--rpc", "{target: llvm, port: 1", "--workload", "MIOpenDriver gemm -m 1 -n 1 -k 1"], "is no YAML"),
+        (["generate"], "No such command 'generate'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_master_refuses(
+    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, words: list[str], said: str
+) -> None:
+    (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()))
+    code, out, err = typed(words)
+    assert (code, out) == (2, [])
+    assert any(said in line for line in err), err
+    assert list(tmp_path.glob("lorien-tune-*")) == []
