@@ -134,8 +134,8 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
         text = "A table's name has up to 127 letters, digits and _ . -, and does not begin with a dot"
         raise BadInput(f"{text}; {plan.table!r} is none.")
     options = check(get_library(plan.library).options, plan.options, plan.library)
+    engine = open_database()  # and the log, to which a target may be a warning
     facts, words = _target(plan)
-    engine = open_database()
     with contextlib.closing(Trace(trace_file)) as trace:
         if trace.header is not None and trace.header.label != plan.table:
             raise BadInput(f"The trace {trace_file} is of the table {trace.header.label}, not of {plan.table}.")
