@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import heapq
 import sys
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from tuna.errors import TunaError
-from tuna.pipeline.policies import Policy, Share, Snapshot, StageKind, StageTimes
+from tuna.pipeline.policies import Policy, Share, Snapshot
+from tuna.simulation.forecast import Forecast
 from tuna.simulation.jobs import Item, Line, seeded
 from tuna.simulation.machines import Group, Process, SimulatedPool, SimulatedQueue
-from tuna.simulation.outcome import (
-    QueueOutcome,
-    Simulated,
-    prediction_outcome,
-    work_bound_s,
-)
+from tuna.simulation.outcome import QueueOutcome, Simulated, work_bound_s
 from tuna.simulation.scenario import Pool, Scenario
 from tuna.simulation.tally import SessionTally
 
@@ -48,14 +43,9 @@ class _Simulation:
         self._open_jobs = sum(line.open_jobs for session in self._sessions.values() for line in session.lines)
         self._deadline_s = {n: one.deadline_s for n, one in enumerate(given, 1) if one.deadline_s is not None}
         self._offered: dict[int, Group] = {}  #: of the last snapshot, by the identity of the open step
-        self._lines: dict[int, list[Line]] = {}  #: of sessions that arrived and have open jobs
-        self._times = StageTimes()
-        self._predicted_s: dict[StageKind, float] = {}
-        self._left_s: defaultdict[tuple[int, str], float] = defaultdict(float)
-        self._predicted_version = -1  #: of the predictions that the two were made of
+        self._forecast = Forecast()
         self._served: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], int] = defaultdict(int)
-        self._errors: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
         self._failed = self._crashes = self._decisions = self._shares = 0
         self._longest_chain_s = 0.0
 
@@ -100,8 +90,7 @@ class _Simulation:
         queue.free = staying
 
     def _arrive(self, session: SessionTally) -> None:
-        self._lines[session.session_id] = session.lines
-        self._predicted_version = -1
+        self._forecast.arrive(session.session_id, session.lines)
         for line in session.lines:
             for job in line.start():
                 for item in job.ready(self._now_s):
@@ -110,7 +99,7 @@ class _Simulation:
     def _open(self, item: Item, after: str = "") -> None:
         """An item became ready, by the end of a stage in queue `after`."""
         line = item.job.line
-        name = line.kinds[item.stage].queue
+        name = item.kind.queue
         queue = self._queues[name]
         rounds, continues = item.job.finished if line.jobs.best_ms else 0, name == after
         if item.stage == 0 and line.in_one_queue:
@@ -129,7 +118,7 @@ class _Simulation:
             return
         item, pool = process.item, process.pool
         assert item is not None
-        line, kind = item.job.line, item.job.line.kinds[item.stage]
+        line, kind = item.job.line, item.kind
         queue, session = self._queues[kind.queue], self._sessions[line.session_id]
         ran_s = self._now_s - item.started_s
         session.ran_s[kind.step] += ran_s
@@ -146,9 +135,7 @@ class _Simulation:
             self._fail(item)
             return
         self._in_flight[line.session_id, kind.step] -= 1
-        if item.predicted_s and ran_s:
-            self._errors[kind.queue, kind.step].append(abs(item.predicted_s - ran_s) / ran_s)
-        self._times.note(kind, ran_s)
+        self._forecast.end(item, ran_s)
         queue.work_s += item.seconds
         self._good(session, item)
 
@@ -157,12 +144,10 @@ class _Simulation:
         if job.dead:
             return
         line.left[item.stage] -= 1
-        kind = line.kinds[item.stage]
-        if kind in self._predicted_s:
-            self._left_s[line.session_id, kind.queue] -= self._predicted_s[kind]
+        self._forecast.subtract(line.session_id, item.kind)
         before = job.finished
         for following in job.end(item, self._now_s):
-            self._open(following, kind.queue)
+            self._open(following, item.kind.queue)
         if job.finished > before:
             session.measured(line, before, job.finished, self._now_s)
         if job.done:
@@ -172,7 +157,7 @@ class _Simulation:
     def _fail(self, item: Item) -> None:
         """An attempt failed, or was lost: the item is open again, or its job errored."""
         job, line = item.job, item.job.line
-        kind, session = line.kinds[item.stage], self._sessions[line.session_id]
+        kind, session = item.kind, self._sessions[line.session_id]
         self._failed += 1
         self._in_flight[line.session_id, kind.step] -= 1
         item.attempts += 1
@@ -185,7 +170,7 @@ class _Simulation:
             self._open(item)
         else:
             job.drop()
-            self._predicted_version = -1
+            self._forecast.expire()
             session.errored += 1
             self._close(session, line)
 
@@ -195,8 +180,7 @@ class _Simulation:
         self._open_jobs -= 1
         session.ended_s = self._now_s
         if not any(one.open_jobs for one in session.lines):
-            self._lines.pop(session.session_id, None)
-            self._predicted_version = -1
+            self._forecast.leave(session.session_id)
 
     # Processes.
 
@@ -221,16 +205,14 @@ class _Simulation:
                 item = queue.waiting.popleft()
                 if item.job.dead:
                     line = item.job.line
-                    self._in_flight[line.session_id, line.kinds[item.stage].step] -= 1
+                    self._in_flight[line.session_id, item.kind.step] -= 1
                 else:
                     self._start(queue.free.popleft(), item)
 
     def _start(self, process: Process, item: Item) -> None:
-        kind = item.job.line.kinds[item.stage]
         self._sessions[item.job.line.session_id].waited_s += self._now_s - item.ready_s
-        prediction = self._times.predict(kind)
+        self._forecast.start(item)
         item.started_s = self._now_s
-        item.predicted_s = prediction.seconds if prediction else 0.0
         seconds = item.seconds
         if process.pool.pool.crashes_every_s is not None:
             lives_s = self._dice.expovariate(1 / process.pool.pool.crashes_every_s)
@@ -291,8 +273,7 @@ class _Simulation:
                     step = group.as_open_step()
                     self._offered[id(step)] = group
                     open_steps.append(step)
-        if self._predicted_version != self._times.version:
-            self._predict()
+        self._forecast.refresh()
         return Snapshot(
             open=open_steps,
             waiting={name: queue.occupied for name, queue in self._queues.items()},
@@ -303,20 +284,9 @@ class _Simulation:
             served=self._served,
             in_flight=self._in_flight,
             deadline_s=self._deadline_s,
-            left_s=self._left_s,
-            predicted_s=self._predicted_s,
+            left_s=self._forecast.left_s,
+            predicted_s=self._forecast.predicted_s,
         )
-
-    def _predict(self) -> None:
-        """Predict all that is left anew; while predictions do not change, what ends is subtracted."""
-        self._predicted_version = self._times.version
-        self._predicted_s, self._left_s = {}, defaultdict(float)
-        for session_id, lines in self._lines.items():
-            for line in lines:
-                for kind, left in zip(line.kinds, line.left, strict=True):
-                    if prediction := self._times.predict(kind):
-                        self._predicted_s[kind] = prediction.seconds
-                        self._left_s[session_id, kind.queue] += left * prediction.seconds
 
     def _publish(self, shares: Iterable[Share]) -> bool:
         """Whether some of it was dropped, since its job has errored."""
@@ -368,7 +338,5 @@ class _Simulation:
                 )
                 for queue in self._queues.values()
             ),
-            predictions=tuple(
-                prediction_outcome(queue, step, errors) for (queue, step), errors in sorted(self._errors.items())
-            ),
+            predictions=self._forecast.outcomes(),
         )

@@ -28,6 +28,11 @@ class Item:
         self.crashes = False  #: its process dies before it ends
 
     @property
+    def kind(self) -> StageKind:
+        """What its duration depends on."""
+        return self.job.line.kinds[self.stage]
+
+    @property
     def seconds(self) -> float:
         """How long it takes on a process that shares nothing."""
         line = self.job.line
