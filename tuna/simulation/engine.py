@@ -33,7 +33,7 @@ class _Simulation:
         given = [session for session in scenario.sessions for _ in range(session.copies)]
         self._sessions = {number: SessionTally(number, session, seed) for number, session in enumerate(given, 1)}
         self._queues = {name: SimulatedQueue(name) for name in sorted({pool.queue for pool in scenario.pools})}
-        self._dice = seeded(seed, "failures")
+        self._random = seeded(seed, "failures")
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._pushed = 0
@@ -131,7 +131,7 @@ class _Simulation:
             return
         self._free(process)
         fails = line.stages[item.stage].fails
-        if fails and self._dice.random() < fails:
+        if fails and self._random.random() < fails:
             self._fail(item)
             return
         self._in_flight[line.session_id, kind.step] -= 1
@@ -215,7 +215,7 @@ class _Simulation:
         item.started_s = self._now_s
         seconds = item.seconds
         if process.pool.pool.crashes_every_s is not None:
-            lives_s = self._dice.expovariate(1 / process.pool.pool.crashes_every_s)
+            lives_s = self._random.expovariate(1 / process.pool.pool.crashes_every_s)
             item.crashes = lives_s < seconds
             seconds = min(seconds, lives_s)
         pool = process.pool

@@ -131,10 +131,10 @@ def seeded(*words: object) -> random.Random:
     return random.Random(" ".join(map(str, words)))  # noqa: S311 - a simulation, no secret
 
 
-def _draw(stage: Stage, count: int, dice: random.Random) -> Iterator[float]:
+def _draw(stage: Stage, count: int, generator: random.Random) -> Iterator[float]:
     """Durations with the mean and the coefficient of variation of the stage, lognormal."""
     given = stage.seconds if isinstance(stage.seconds, tuple) else (stage.seconds,)
     sigma = math.sqrt(math.log1p(stage.cv**2))
     for number in range(count):
         mean_s = given[number % len(given)]
-        yield mean_s * dice.lognormvariate(-(sigma**2) / 2, sigma) if sigma else mean_s
+        yield mean_s * generator.lognormvariate(-(sigma**2) / 2, sigma) if sigma else mean_s
