@@ -58,6 +58,12 @@ def test_what_is_neither_toml_nor_json_is_refused(name: str, data: bytes, tmp_pa
         read_scenario(tmp_path / name)
 
 
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(BadInput, match=f"{path} cannot be read: "):
+            read_scenario(path)
+
+
 def test_the_page_shows_every_field() -> None:
     page = (ROOT / "docs" / "scheduling.md").read_text()
     kinds = [Scenario]

@@ -122,12 +122,14 @@ class Scenario(_Part):
 
 def read_scenario(path: Path) -> Scenario:
     """A scenario from a `.toml` file, or from JSON in any other; raises BadInput."""
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise BadInput(f"{path} has more than {_MAX_FILE_BYTES} bytes.")
     try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise BadInput(f"{path} has more than {_MAX_FILE_BYTES} bytes.")
         text = path.read_bytes().decode()
         document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         return Scenario.model_validate(document)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
