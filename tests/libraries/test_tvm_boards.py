@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tuna.artifacts import Artifacts
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
+from tuna.libraries.measurement import PROCESSES
 from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
@@ -33,6 +35,7 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 
 GEMM = "TvmGemmTile"
 MAGIC = struct.pack("<i", 0x2F271)
+SUMMARY = 6
 #: A server that starts again when a candidate has crashed it, as docs/boards.md has it.
 SERVER = """
 import os
@@ -81,6 +84,8 @@ class Tracker:
 
     def __init__(self, port: int | None) -> None:
         self.port = port
+        self.free = 0  #: boards, by its summary
+        self.given = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -94,11 +99,17 @@ class Tracker:
     def _answer(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             client.sendall(client.recv(4))
+            asked = json.loads(client.recv(4096)[4:])
+            if asked[0] == SUMMARY:
+                self._say(client, {"queue_info": {"pi": {"free": self.free, "pending": 0}}, "server_info": []})
+            elif self.port is not None:
+                self.given += 1
+                self._say(client, ["127.0.0.1", self.port, "board"])
             client.recv(4096)
-            if self.port is not None:
-                text = json.dumps([0, ["127.0.0.1", self.port, "board"]]).encode()
-                client.sendall(struct.pack("<i", len(text)) + text)
-            client.recv(4096)
+
+    def _say(self, client: socket.socket, answer: object) -> None:
+        text = json.dumps([0, answer]).encode()
+        client.sendall(struct.pack("<i", len(text)) + text)
 
     def close(self) -> None:
         self._listener.close()
@@ -174,8 +185,41 @@ def test_candidates_are_checked_and_timed_on_the_board(
         assert {trial.clock for trial in result.trials} == {"own"}
         assert all(trial.max_error is not None and trial.max_error < 1e-5 for trial in result.trials)
         assert not result.simulated
-    assert used == [f"pi at 127.0.0.1:{board.port}", ""] * 2
+    assert [device for device, _ in groupby(used)] == [f"pi at 127.0.0.1:{board.port}", ""] * 2
     assert bench.library.probe(bench.library.own_device()) == "", "the session was given back"
+
+
+def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(
+    board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]
+) -> None:
+    """Where another board is free, a new session would be on that one."""
+    bench, tracker = bench_at(board.port)
+    artifacts = compiled(bench, 1)
+    for tracker.free, sessions in ((0, 1 + PROCESSES), (1, 1)):
+        before = tracker.given
+        result = evaluated(bench, artifacts)
+        assert result.ok, result.output_tail
+        assert tracker.given - before == sessions
+
+
+@pytest.mark.drill(only=True)  # starts a second board
+def test_finalists_stay_as_they_were_if_another_board_took_the_place_of_theirs(
+    board: Board, bench_at: Callable[..., tuple[Bench, Tracker]]
+) -> None:
+    other = Board()
+    try:
+        bench, tracker = bench_at(board.port)
+        artifacts = compiled(bench, 1)
+        bench.context = replace(
+            bench.context, uses=lambda device: setattr(tracker, "port", other.port) if device else None
+        )
+        result = evaluated(bench, artifacts)
+    finally:
+        other.kill()
+    (trial,) = result.trials
+    assert result.ok, result.output_tail
+    assert trial.time_ms
+    assert tracker.given == 3, "the environment's, the item's, and the other one"
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")

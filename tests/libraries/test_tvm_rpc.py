@@ -69,6 +69,15 @@ def test_boards_are_counted_by_key(serve: Callable[[bytes], Tracker]) -> None:
     assert missing.value.hint.startswith("did you mean phone? device keys: phone, pi;")
 
 
+def test_the_queue_of_a_key_is_counted(serve: Callable[[bytes], Tracker]) -> None:
+    answer = MAGIC + message([0, {"queue_info": {"pi": {"free": 2, "pending": 1}}, "server_info": []}])
+    assert serve(answer).queue("pi", 5) == (2, 1)
+    assert serve(answer).queue("phone", 5) == (0, 0)
+    for wrong in (1, {"pi": 1}, {"pi": {"free": "x", "pending": 0}}):
+        with pytest.raises(ServiceError, match="does not answer as a TVM RPC tracker does"):
+            serve(MAGIC + message([0, {"queue_info": wrong}])).queue("pi", 5)
+
+
 def test_a_free_board_is_a_place(serve: Callable[[bytes], Tracker]) -> None:
     assert serve(MAGIC + message([0, ["10.0.0.7", 9091, "pi:0.5"]])).request("pi", 5) == Place(
         "10.0.0.7", 9091, "pi:0.5"

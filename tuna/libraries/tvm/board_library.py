@@ -146,6 +146,10 @@ class BoardTvmLibrary(TvmLibrary):
         self._leave()
         if not boards.listens(board):
             raise DeviceGone(f"the board {board} vanished: {boards.words(fault)}") from fault
+        self._reopen(board, context)
+
+    def _reopen(self, board: str, context: RunContext) -> None:
+        """A new session after the one on `board`; if there is none, that is why candidates cannot be measured."""
         try:
             self._open(context, _AGAIN_S)
         except DeviceGone as gone:
@@ -160,8 +164,19 @@ class BoardTvmLibrary(TvmLibrary):
         return child
 
     def _fresh(self, context: RunContext) -> Call:
-        """The same session again, with new buffers: another one might be on another board."""
-        return self._caller(self._loader_child(context), context, loader=self.loader)
+        """Each call in a new session, which the board serves in a new process; in the open one if a new one may be elsewhere."""
+        call = self._caller(self._loader_child(context), context, loader=self.loader)
+
+        def fresh(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+            if self._board and not context.ending() and self._boards.all_held():
+                board = self._board
+                self._leave()
+                self._reopen(board, context)
+                if self._board not in ("", board):
+                    self._gone = f"not measured: {self._board} was given instead of the board {board}"
+            return call(op, timeout_s, **arguments)
+
+        return fresh
 
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
         plain = super()._caller(child, context, **common)

@@ -48,6 +48,13 @@ class Boards:
     def __str__(self) -> str:
         return f"{self.key}@{self.tracker}"
 
+    def all_held(self) -> bool:
+        """Whether none is free and no client waits for one: then a client that leaves one gets the same one again."""
+        try:
+            return self.tracker.queue(self.key, _CONNECT_S) == (0, 0)
+        except ServiceError:
+            return False
+
     def free(self, wait_s: float, ending: Callable[[], bool] = lambda: False) -> Place:
         """A free one; raises DeviceGone where there is none within `wait_s`, or before when this process is `ending`."""
         deadline = time.monotonic() + wait_s

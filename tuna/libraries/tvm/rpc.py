@@ -68,6 +68,15 @@ class Tracker:
         except (KeyError, TypeError):
             raise self._is_none() from None
 
+    def queue(self, key: str, timeout_s: float) -> tuple[int, int]:
+        """How many boards with this device key are free, and how many requests wait for one; raises ServiceError."""
+        answer = self._ask([_SUMMARY], timeout_s)
+        try:
+            found = answer["queue_info"].get(key, {"free": 0, "pending": 0})
+            return int(found["free"]), int(found["pending"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self._is_none() from None
+
     def check_key(self, key: str, timeout_s: float) -> None:
         """Raise NotFound if no board has this device key, ServiceError if the tracker does not answer."""
         found = self.boards(timeout_s)
