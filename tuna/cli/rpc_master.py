@@ -159,16 +159,15 @@ def tune_rpc(
         raise BadInput("There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml")
     candidates = options.job_options((), ntrial)
     plan = api.MasterPlan(rpc.target, layers, table, candidates, log_url, tvm_tracker or "", device_key or "")
-    with _lines(log_run) as info, api.start_master(plan, trace) as master:
+    with api.listening(host, rpc.port), _lines(log_run) as info, api.start_master(plan, trace) as master:
         info(f"INFO Master: Loaded {len(layers)} workloads")
         if master.logs is not None:
             info(f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to {master.logs.url}")
         _say_of(master, tuner)
         info(f"INFO RPCServer: Launching RPC server at port {rpc.port}")
-        with api.listening(host, rpc.port):
-            info("INFO RPCServer: Server has been initialized")
-            with Bar(master.target) as bar:
-                master.run(bar.update)
+        info("INFO RPCServer: Server has been initialized")
+        with Bar(master.target) as bar:
+            master.run(bar.update)
         return _committed(master, output or Path(table), table, n_best)
 
 

@@ -61,8 +61,8 @@ class Runner:
     def places(self) -> Iterator[tuple[Environment, dict[str, str]]]:
         """The environments that it can measure in, each with the settings of such a worker.
 
-        First that of the target alone, then its own; a master has a session of either kind. Raises LibraryMissing where TVM is
-        missing, or a compiler that links for the target, or there is no such board.
+        A master has a session of either kind: its machine's own, or that of a target alone. The likelier one is the first.
+        Raises LibraryMissing where TVM is missing, or a compiler that links for the target, or there is no such board.
         """
         targets.check(self.target)
         text = targets.to_text(self.target)
@@ -77,9 +77,13 @@ class Runner:
         else:
             own, variables = environment.describe(), {"TUNA_TVM_TRACKER": ""}
         alone = {**variables, "TUNA_TVM_TARGET": text, "TUNA_TVM_TARGET_ALONE": "1"}
-        yield boards.environment_by_hand({"target": text}), alone
-        if self.tracker is not None or targets.is_own(self.target, json.loads(own.target)):
-            yield own, variables
+        of_target = boards.environment_by_hand({"target": text}), alone
+        if self.tracker is not None:
+            yield from (of_target, (own, variables))
+        elif targets.is_own(self.target, json.loads(own.target)):
+            yield from ((own, variables), of_target)
+        else:
+            yield of_target
 
 
 class Client:
