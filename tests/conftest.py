@@ -86,6 +86,7 @@ PROGRAM_MODULES = (
     "kombu.transport.redis",
 )
 TVM_MODULES = (
+    "quick_timing",
     "tuna.libraries.building",
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.compiler",

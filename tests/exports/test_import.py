@@ -143,10 +143,18 @@ def test_the_keys_of_gfx90a_that_are_of_no_layer_come_out_as_they_went_in(
 def test_a_perf_db_with_rows_of_three_dimensions_comes_out_as_it_went_in(
     engine: sa.Engine, session_id: int, tmp_path: Path
 ) -> None:
-    perf = shared_data("miopen_db", "gfx1030_36.db.bz2")
+    perf, count = shared_data("miopen_db", "gfx1030_36.db.bz2"), 9_872
+    if DRILLS == 1:  # all of it in a drill
+        rows = [
+            record
+            for number, record in enumerate(perf_db.read(perf))
+            if record.key.spatial_dim == 3 or record.key.in_h < 0 or number % 10 == 0
+        ]
+        perf, count = tmp_path / "gfx1030_36.db", len(rows)
+        perf_db.write(perf, sorted(rows, key=lambda record: str(record.key)))  # those of a key follow each other
     report = import_db(engine, perf, session_id)
     # Four rows of MIOpen's file have inputs of -5 by -5, which is no convolution: they are kept as they are.
-    assert (report.rows, dict(report.skipped)) == (9_872, {})
+    assert (report.rows, dict(report.skipped)) == (count, {})
     path = exported(engine, session_id, "perf", tmp_path)
     assert not diff(perf, path).differs
     assert sum(record.key.spatial_dim == 3 for record in perf_db.read(path)) == 36
