@@ -21,7 +21,7 @@ from tuna.db.engine import reading
 from tuna.db.models import Job, Trial
 
 _KILLS = 2 if DRILLS == 1 else 10
-_TUNE = "from tuna import api; api.tune_model('net', candidates=2)"
+_TUNE = f"from tuna import api; api.tune_model('net', candidates={min(DRILLS, 2)})"
 
 
 def measured() -> dict[tuple[int, int], object]:
