@@ -28,6 +28,7 @@ class LoadedJobs:
 
     added: int
     pairs: int
+    met: tuple[str, ...] = ()  #: of each layer whose target a known result meets, so that it needs no trial, which
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def load_jobs(
     from tuna.db.engine import writing
     from tuna.libraries.options import check
     from tuna.libraries.registry import get_library
+    from tuna.pipeline import targets_met
     from tuna.vocabulary import State
 
     engine = open_database()
@@ -103,10 +105,12 @@ def load_jobs(
     with writing(engine) as connection:
         count = jobs.load(connection, request)
         pairs = jobs.pairs(connection, session_id, tag)
+        target_ms = checked.get("target_ms")
+        met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
     if not pairs:
         hint = f"run: `tuna applicability --session-id {session_id}`"
         raise BadInput(f"No solver is known to run these layers in session {session_id}.", hint=hint)
-    return LoadedJobs(count, pairs)
+    return LoadedJobs(count, pairs, tuple(met.values()))
 
 
 def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:

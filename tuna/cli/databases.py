@@ -59,7 +59,7 @@ def export(
     """Write results as a database: find, perf, kernel (MIOpen's), tvm, json, csv, or a plug-in's own form."""
     if (session_id is None) == (golden is None):
         raise BadInput("Say whose results: either --session-id or --golden.")
-    wishes |= options.job_options(pairs, None)
+    wishes |= options.job_options(pairs)
     if session_id is not None:
         show.exported(api.export(session_id, form, directory, **wishes))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -102,12 +103,35 @@ def split(text: str | None) -> list[str]:
     return [word for word in (part.strip() for part in (text or "").split(",")) if word]
 
 
-def job_options(pairs: tuple[str, ...], candidates: int | None) -> dict[str, int | float | str]:
-    """Job options from `--option name=value` and `--candidates`; numbers become numbers."""
+def job_options(pairs: tuple[str, ...], **given: float | str | None) -> dict[str, int | float | str]:
+    """Job options from `--option name=value` and from options of the command's own; numbers become numbers."""
     options: dict[str, int | float | str] = {name: _number(value) for name, value in _named(pairs)}
-    if candidates is not None:
-        options["candidates"] = candidates
-    return options
+    return options | {name: value for name, value in given.items() if value is not None}
+
+
+_SEARCH = (
+    click.option("--candidates", "--trials", "candidates", type=COUNT, help="Candidates for each layer and solver."),
+    click.option("--search", type=click.Choice(["search", "random"]), help="How those of a large space are chosen."),
+    click.option("--effort", type=click.Choice(["quick", "full"]), help="How far a search goes, if no limit is set."),
+    click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="A search ends within this time."),
+    click.option("--target-ms", type=click.FloatRange(min=0, min_open=True), help="This time of a layer is enough."),
+)
+
+
+def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is tried, and when it is enough: `asked`, the job options with those of `--option`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
+        mine = {name: rest.pop(name) for name in ("candidates", "search", "effort", "minutes", "target_ms")}
+        return command(*args, asked=job_options(pairs, **mine), **rest)
+
+    for option in reversed((*_SEARCH, _pairs)):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+_pairs = click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
 
 
 def _named(pairs: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -117,8 +117,7 @@ def applicability(session_id: int, tag: str | None) -> None:
 @click.option("-s", "--solvers", help="Comma-separated solvers; default: every applicable one.")
 @click.option("--recurrent", is_flag=True, help="Only layers that are marked to be tuned again with each release.")
 @click.option("-l", "--label", "reason", default="tuning", show_default=True, help="Why: a short text.")
-@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
+@options.job_choices
 def load_jobs(
     session_id: int,
     tag: str | None,
@@ -126,8 +125,7 @@ def load_jobs(
     solvers: str | None,
     recurrent: bool,
     reason: str,
-    candidates: int | None,
-    pairs: tuple[str, ...],
+    asked: Mapping[str, int | float | str],
 ) -> None:
     """Make the jobs of a session: one for each layer and applicable solver that has none yet."""
     show.loaded(
@@ -138,6 +136,6 @@ def load_jobs(
             reason=reason,
             solvers=options.split(solvers),
             only_recurrent=recurrent,
-            options=options.job_options(pairs, candidates),
+            options=asked,
         )
     )

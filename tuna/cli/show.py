@@ -193,6 +193,9 @@ def applicability(found: Applicability) -> None:
 def loaded(found: LoadedJobs) -> None:
     """How many jobs are new, and why there may be none."""
     say(f"New jobs added: {found.added}")
+    if found.met:
+        more = f", and {len(found.met) - 1} more" if len(found.met) > 1 else ""
+        say(f"{counted(len(found.met), 'layer')} without a trial: known results are fast enough ({found.met[0]}{more})")
     if not found.added:
         pairs = f"{found.pairs} applicable pairs of layer and solver"
         say(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)

@@ -22,8 +22,7 @@ from tuna.sentences import counted
 @click.option("--library", default="tvm", show_default=True, help="What is tuned.")
 @click.option("-o", "--output", type=options.OUTPUT_FOLDER, help="Write databases and a report into this folder.")
 @click.option("-l", "--label", "reason", default="", help="Why: a short text; default: tune TAG.")
-@click.option("--candidates", type=options.COUNT, help="Candidates to try for each layer and solver.")
-@click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE", help="An option of the library's.")
+@options.job_choices
 @options.conditions
 @click.option("--strict", is_flag=True, help="Do nothing if any line of FILE is rejected.")
 def layers(
@@ -32,8 +31,7 @@ def layers(
     library: str,
     output: Path | None,
     reason: str,
-    candidates: int | None,
-    pairs: tuple[str, ...],
+    asked: Mapping[str, int | float | str],
     conditions: Mapping[str, str],
     strict: bool,
 ) -> int:
@@ -44,7 +42,7 @@ def layers(
             tag,
             library=library,
             reason=reason,
-            options=options.job_options(pairs, candidates),
+            options=asked,
             conditions=conditions,
             strict=strict,
         ),
@@ -62,7 +60,8 @@ def layers(
     if errored:
         say(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
     say(f"all results: `tuna results --session-id {number}`", err=True)
-    return 0 if figures.layers and figures.with_winner == len(figures.layers) else 1
+    done = figures.with_winner + len(prepared.loaded.met)
+    return 0 if done and done >= len(figures.layers) else 1
 
 
 class _ByFile(click.Command):

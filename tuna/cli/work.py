@@ -171,7 +171,7 @@ def reproduce(
         step=last,
         seed=seed,
         index=index,
-        options=options.job_options(pairs, None),
+        options=options.job_options(pairs),
         conditions=conditions,
         target=target,
     )

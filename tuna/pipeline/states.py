@@ -6,7 +6,8 @@ from tuna.vocabulary import IN_FLIGHT, Resource, State
 
 #: From each state, the states that may follow it.
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.NEW: frozenset({State.COMPILE_QUEUED, State.EVAL_QUEUED, State.CANCELED}),
+    # To evaluated: a known result is as fast as was asked for.
+    State.NEW: frozenset({State.COMPILE_QUEUED, State.EVAL_QUEUED, State.EVALUATED, State.CANCELED}),
     State.COMPILE_QUEUED: frozenset(
         {State.COMPILING, State.NEW, State.COMPILED, State.SEARCHING, State.ERRORED, State.CANCELED}
     ),

@@ -54,7 +54,7 @@ def load_job(
     number, reason = common.required(session_id, "--session_id"), common.required(label, "-l")
     if algo and solvers:
         raise BadInput("Say -A or -s, not both.")
-    facts: dict[str, object] = dict(options.job_options((), candidates))
+    facts: dict[str, object] = dict(options.job_options((), candidates=candidates))
     if api.session_library(number) == "example":
         # Its jobs need no imported layers: -a and -n are only recorded.
         show.loaded(api.load_example_job(number, reason, facts | common.given(arch=arch, num_cu=num_cu)))
