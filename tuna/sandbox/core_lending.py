@@ -230,11 +230,11 @@ def _folder() -> Path:
 
 
 def _threads(*pids: int) -> list[int]:
-    found: list[int] = []
+    found = set(pids)  # the first thread of each, should /proc hide the others
     for pid in pids:
         with contextlib.suppress(OSError):  # it has just ended
-            found += (int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
-    return found
+            found.update(int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
+    return sorted(found)
 
 
 def _affinity(thread: int) -> set[int]:
