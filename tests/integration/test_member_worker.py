@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from billiard.exceptions import WorkerLostError
 from guarded_redis import emptied, guarded_redis
 from processes import Processes
 
@@ -25,6 +26,7 @@ from tuna.pipeline.messages import Chunk, Report, ReportKind, task_message
 from tuna.pipeline.runner import Runner
 from tuna.settings import Settings, get_settings
 from tuna.signatures import Keys
+from tuna.workers.worker import Worker
 
 NAME = "eval-box-1"
 PREFIX = keys.prefix("n", NAME)
@@ -183,6 +185,23 @@ def test_a_chunk_that_is_given_up_is_reported_as_soon_as_redis_listens(
     assert texts[:-1] == [b"begun", b"begun", b"begun", b"done"], "c1 was ended, and c2 withdrawn"
     last = Report.model_validate_json(texts[-1])
     assert (last.kind, last.chunk) == (ReportKind.LOST, "c3")
+
+
+def test_the_chunk_of_a_process_that_died_while_redis_was_away_is_reported_when_it_is_back(
+    admin: redis.Redis, settings: Settings, client: redis.Redis, eventually: Callable[..., None]
+) -> None:
+    """A coordinator held its lease, since the worker's other processes had heartbeats, until the chunk's time limit."""
+    worker = Worker(make_celery(settings), settings)
+    chunk = deal(admin, 1)
+    assert leases_of(client, settings, "n").take(
+        chunk.id, "t", Report(kind=ReportKind.STARTED, chunk="c1", worker="w").to_json().decode()
+    )
+    admin.execute_command("ACL SETUSER", "member", "off")  # as after a restart of Redis
+    admin.client_kill_filter(user="member")
+    worker._free_lease_of_dead_process(kwargs=task_message(chunk), exception=WorkerLostError())
+    admin.execute_command("ACL SETUSER", "member", "on")
+    eventually(lambda: reports(admin)[-1].kind is ReportKind.LOST, 20)
+    assert [(one.kind, one.chunk) for one in reports(admin)][1:] == [(ReportKind.LOST, "c1")]
 
 
 def test_a_job_that_failed_here_is_done_without_a_look_at_other_workers(

@@ -8,12 +8,14 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import redis
+import stamina
 import structlog
 from celery import Celery, signals
 
@@ -40,6 +42,8 @@ log = structlog.get_logger(__name__)
 ROLES = ("compile", "eval")
 #: How often at most a lost board is reset: one that boots must not be stopped in it.
 RESET_EVERY_S = 60.0
+#: How long an outage of Redis is retried, as in coordinators.
+_OUTAGE_S = 600.0
 _T = TypeVar("_T")
 
 
@@ -165,7 +169,10 @@ class Worker:
     def _free_lease_of_dead_process(
         self, kwargs: Mapping[str, Any] | None = None, exception: BaseException | None = None, **_: Any
     ) -> None:
-        """Runs in the main process when a pool process was lost: its chunk need not wait for the lease to expire."""
+        """Runs in the main process when a pool process was lost: its chunk need not wait for the lease to expire.
+
+        That of a member does not expire: a coordinator holds it for as long as the other processes have heartbeats.
+        """
         if type(exception).__name__ not in ("WorkerLostError", "TimeLimitExceeded"):
             return
         try:
@@ -175,10 +182,18 @@ class Worker:
         if self._shutdown.asked:
             shutdown.return_chunk(self._settings, chunk)
         else:
-            try:
-                leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(chunk.id)
-            except (redis.RedisError, ServiceError) as error:  # the lease expires by itself
-                log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
+            threading.Thread(target=self._forfeit, args=(chunk,), name="forfeit", daemon=True).start()
+
+    def _forfeit(self, chunk: Chunk) -> None:
+        """Expire the lease of a chunk as soon as Redis answers."""
+        try:
+            for attempt in stamina.retry_context(
+                on=(redis.RedisError, ServiceError), attempts=None, timeout=_OUTAGE_S, wait_max=2.0
+            ):
+                with attempt:
+                    leases_of(connect(self._settings), self._settings, chunk.namespace).forfeit(chunk.id)
+        except (redis.RedisError, ServiceError) as error:
+            log.warning("lease of a lost process not released", chunk=chunk.id, reason=str(error))
 
 
 def _tell_workloads(kwargs: Mapping[str, Any] | None = None, **_: Any) -> None:
