@@ -19,7 +19,6 @@ from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, writing
 from tuna.errors import DatabaseError, ServiceError
 from tuna.libraries.registry import get_library
-from tuna.testing.servers import wait_until
 
 _SOLVERS = 10
 _BEGIN_S = 30.0
@@ -28,7 +27,9 @@ _STARTING_S = 10.0
 _JOIN_S = 20.0
 _POLL_S = 0.05
 _SOME_ITEMS = 20
-_END_S = 90.0
+#: Seconds without another item, and until the end, after the last fault. Jobs that were lost with a worker are done one by one,
+#: which takes minutes on a busy machine.
+_STUCK_S, _END_S = 60.0, 300.0
 
 
 @dataclass
@@ -158,7 +159,18 @@ class _Drill:
         while self._active:
             self._wait(_POLL_S)
         self._cluster.set_pace(slow=False)
-        wait_until(lambda: self._check(may_end=True) == 0, _END_S, "end of the session")
+        self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
+        """Wait for the end of the session; raises TimeoutError."""
+        end_by = time.monotonic() + _END_S
+        stuck_by = time.monotonic() + _STUCK_S
+        while self._check(may_end=True) != 0:
+            if self._items_begun() > self._seen:
+                self._seen, stuck_by = self._items_begun(), time.monotonic() + _STUCK_S
+            if time.monotonic() > min(stuck_by, end_by):
+                raise TimeoutError(f"the session does not end; {self._seen} items begun")
+            time.sleep(_POLL_S)
 
     def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait up to `seconds` or until `until()`, while due faults end and processes are checked; returns `until()`."""
