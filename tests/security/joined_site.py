@@ -94,6 +94,7 @@ def occupy(site: Site, name: str) -> None:
     board.announce(WorkerStatus(f"{name}:1", "compile", "h", 1, "", "", ("t",), (1,), 1.0, 1.0))
     site.admin.sadd(f"tuna:{{{site.namespace}}}:workers", f"{name}:".encode() + ODD)
     site.gate.control(name, "cordoned")
+    site.admin.set(f"tuna:{{{site.namespace}}}:order:{name}", "cordoned")  # as versions before the gate did
     for number, key in enumerate(keys.all_keys(site.namespace, name)):
         site.admin.delete(key)
         site.admin.rpush(key, ODD) if number % 2 else site.admin.hset(key, ODD, ODD)

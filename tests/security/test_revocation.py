@@ -282,6 +282,8 @@ def test_users_of_another_version_get_the_rights_of_this_one_and_lose_their_conn
     with writing(site.engine) as connection:
         store.set_rights(connection, name, "")
     site.admin.execute_command("ACL", "SETUSER", user, "~*", "&*", "+@all")
+    order = f"tuna:{{{site.namespace}}}:order:{name}"
+    site.admin.set(order, "cordoned")
     waiting = redis.Redis.from_url(site.url, **_credentials(client))
     caught: list[object] = []
 
@@ -302,4 +304,5 @@ def test_users_of_another_version_get_the_rights_of_this_one_and_lose_their_conn
     # redis-py connects again, with the rights of this version.
     assert caught != [(b"shared", b"another's")]
     assert site.admin.acl_getuser(user) == rules
+    assert not site.admin.exists(order), "a key of that version"
     assert site.worker(name).rights == Access(site.admin, site.namespace).rights

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from tuna import redis_client
 from tuna.db.engine import reading, retrying, writing
 from tuna.db.types import utc_now
+from tuna.membership import keys
 from tuna.membership import members as store
 from tuna.membership.access import Access
 from tuna.membership.announcements import control_key
@@ -248,6 +249,7 @@ class Gate:
         rights = self.access.rights
         if worker.rights != rights:
             self.access.remove(self.access.user(worker.name))  # closes connections that wait for what was once its own
+            self._client.unlink(*keys.former_keys(self._namespace, worker.name))
         self.access.admit(worker)
         with reading(self._engine) as connection:
             still = worker.name in {member.name for member in store.members(connection)}

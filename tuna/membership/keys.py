@@ -38,6 +38,11 @@ def of(settings: Settings, name: str) -> str:
     return prefix(settings.namespace, settings.worker_name) + name
 
 
+def former_keys(namespace: str, worker: str) -> list[str]:
+    """What versions before the gate kept for a member, for coordinators to delete: nothing reads it any more."""
+    return [f"tuna:{{{namespace}}}:order:{worker}"]
+
+
 def all_keys(namespace: str, worker: str) -> list[str]:
     """Every key that the member's Redis user may touch."""
     start = prefix(namespace, worker)

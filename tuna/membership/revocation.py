@@ -87,7 +87,9 @@ class Revocation:
             {
                 "its Redis user": lambda: self._end_access(worker),
                 "its leases": lambda: self._evict(worker),
-                "its keys": lambda: self._unlink(*keys.all_keys(self._namespace, worker)),
+                "its keys": lambda: self._unlink(
+                    *keys.all_keys(self._namespace, worker), *keys.former_keys(self._namespace, worker)
+                ),
                 "its heartbeats": lambda: self._board.remove_worker(worker),
             },
         )
