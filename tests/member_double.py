@@ -42,6 +42,7 @@ class MemberDouble:
         self.client = client
         self.name = name
         self.role = role
+        self.url = ""  # of Redis with its credentials, if it joined
         self._prefix = keys.prefix(namespace, name)
 
     def key(self, name: str) -> str:

@@ -59,6 +59,7 @@ class Site(Room):
             time.sleep(0.02)
         client: redis.Redis = redis.Redis.from_url(told["TUNA_BROKER_URL"])
         member = MemberDouble(client, self.namespace, told["TUNA_WORKER_NAME"], role)
+        member.url = told["TUNA_BROKER_URL"]
         member.beat()
         return member
 

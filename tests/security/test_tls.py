@@ -13,19 +13,32 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from guarded_redis import ADMIN
+from jobs_builder import accepted
+from member_site import Site
 
+from tuna.celery_internals import task_arguments
+from tuna.db.engine import make_engine
 from tuna.errors import BadInput, TunaError
+from tuna.libraries.context import RunContext
+from tuna.libraries.registry import get_library
+from tuna.membership import keys
 from tuna.membership.join import JoinToken
 from tuna.pipeline.connection import connect, connect_broker, make_celery
+from tuna.pipeline.member import Member
+from tuna.pipeline.messages import Chunk
+from tuna.pipeline.runner import Runner
 from tuna.redis_client import single_attempt_client
 from tuna.settings import Settings, get_settings
-from tuna.testing.servers import free_port, running
+from tuna.testing.servers import free_port, running, with_password
 
 NOW = dt.datetime.now(dt.timezone.utc)
 DAY = dt.timedelta(days=1)
@@ -213,34 +226,74 @@ def test_one_that_proves_its_name_is_spoken_to(
     assert server.heard.startswith(b"AMQP" if scheme == "amqps" else b"*")
 
 
-def test_celery_works_with_a_redis_that_asks_for_a_certificate(
-    tmp_path: Path, authority: Authority, certificates: dict[str, Path]
-) -> None:
-    """Without one, Redis refuses; with one, Celery and redis-py use it."""
-    program, port = shutil.which("redis-server", path=f"/usr/bin:{os.environ['PATH']}"), free_port()
-    right = str(certificates["right"])
-    files = ["--tls-cert-file", right, "--tls-key-file", right, "--tls-ca-cert-file", str(authority.folder / "ca.pem")]
-    words = [program or "", "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
+@pytest.fixture()
+def tls_redis(authority: Authority, certificates: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """`tls_redis(*options)`: URL of a Redis with the right certificate, and without a password unless the options have one."""
+    program = shutil.which("redis-server", path=f"/usr/bin:{os.environ['PATH']}")
     if program is None:
         pytest.skip("redis-server is not installed")
+    right, port = str(certificates["right"]), free_port()
+    files = ["--tls-cert-file", right, "--tls-key-file", right, "--tls-ca-cert-file", str(authority.folder / "ca.pem")]
+    words = [str(program), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
     with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(running([*words, "--dir", str(tmp_path)], ("127.0.0.1", port), tmp_path / "log"))
-        except TunaError as error:
-            if "Bad directive" not in str(error) and "without TLS" not in str(error):
-                raise
-            pytest.skip("redis-server was built without TLS")
-        url = _url("rediss", port, authority).replace(f"tuna:{PASSWORD}@", "")
-        with pytest.raises(TunaError, match="cannot be used"):
-            connect(Settings(redis_url=url))
-        url += f"&ssl_certfile={right}&ssl_keyfile={right}"
-        settings = Settings(broker_url=url)
-        app = make_celery(settings)
-        with app.producer_or_acquire() as producer:
-            app.send_task("tuna.run_chunk", queue="q", producer=producer, ignore_result=True)
-        assert connect(settings).llen("q") == 1
-        with connect_broker(settings, 3) as connection:
-            assert connection.default_channel.queue_declare("q", passive=True).message_count == 1
+
+        def start(*options: str) -> str:
+            address, log = ("127.0.0.1", port), tmp_path / "log"
+            try:
+                stack.enter_context(running([*words, "--dir", str(tmp_path), *options], address, log))
+            except TunaError as error:
+                if "Bad directive" not in str(error) and "without TLS" not in str(error):
+                    raise
+                pytest.skip("redis-server was built without TLS")
+            return _url("rediss", port, authority).replace(f"tuna:{PASSWORD}@", "")
+
+        yield start
+
+
+def test_celery_works_with_a_redis_that_asks_for_a_certificate(
+    tls_redis: Callable[..., str], certificates: dict[str, Path]
+) -> None:
+    """Without one, Redis refuses; with one, Celery and redis-py use it."""
+    url, right = tls_redis(), certificates["right"]
+    with pytest.raises(TunaError, match="cannot be used"):
+        connect(Settings(redis_url=url))
+    settings = Settings(broker_url=f"{url}&ssl_certfile={right}&ssl_keyfile={right}")
+    app = make_celery(settings)
+    with app.producer_or_acquire() as producer:
+        app.send_task("tuna.run_chunk", queue="q", producer=producer, ignore_result=True)
+    assert connect(settings).llen("q") == 1
+    with connect_broker(settings, 3) as connection:
+        assert connection.default_channel.queue_declare("q", passive=True).message_count == 1
+
+
+def test_a_member_joins_and_works_over_tls(
+    tls_redis: Callable[..., str], tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own credentials alone: it takes a chunk from its queue, does it, and a coordinator takes its report in."""
+    url = tls_redis("--requirepass", ADMIN, "--tls-auth-clients", "no")
+    monkeypatch.setenv("TUNA_BROKER_URL", with_password(url, ADMIN))
+    get_settings.cache_clear()
+    engine = make_engine(get_settings().sql_url)
+    room = Site(engine, redis.Redis.from_url(with_password(url, ADMIN)), url, tmp_path, 1)
+    double = room.join()
+    room.turn()
+    its = Settings(home=tmp_path / "its", broker_url=double.url, worker_name=double.name, namespace=room.namespace)
+    received: list[Any] = []
+    app = make_celery(its)
+    app.select_queues([keys.WORK])
+    with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection, on_message=received.append):
+        connection.drain_events(timeout=5)
+    chunk = Chunk.model_validate_json(task_arguments(received[0])["chunk"])
+    client = connect(its)
+    assert client.connection_pool.connection_class is redis.SSLConnection
+    member = Member(client, its)
+    runner = Runner(client, 10.0, RunContext(member.store, tmp_path, (0,)), double.name, member=member)
+    assert runner.run(chunk, get_library("noop")) == "finished"
+    room.turn()
+    assert [step for _, step, _ in accepted(engine)] == ["build"] * len(chunk.items)
+    room.own.close()
+    room.coordinator._members.close()
+    engine.dispose()
 
 
 @pytest.mark.parametrize("variable", ["TUNA_BROKER_URL", "TUNA_REDIS_URL", "TUNA_REDIS_ADMIN_URL", "CELERY_BROKER_URL"])
