@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,31 +14,44 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from command_lines import Ended
+from shared_data import shared_data
 
 from tuna import api
 from tuna.api.workers import _gate
+from tuna.cli.lorien import lorien
+from tuna.cli.main import guarded
+from tuna.configs import GemmConfig
 from tuna.db.database import open_database
 from tuna.db.engine import reading
 from tuna.embedded_redis import EmbeddedRedis
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
+from tuna.libraries.candidates import DeviceGone
+from tuna.libraries.items import WorkItem
 from tuna.libraries.registry import get_library
-from tuna.libraries.tvm import boards
+from tuna.libraries.tvm import BoardTvmLibrary, TvmLibrary, boards
 from tuna.libraries.tvm.rpc import Tracker
 from tuna.membership import members
 from tuna.membership.join import JoinToken
 from tuna.pipeline.connection import release_services
+from tuna.pipeline.messages import Chunk
 from tuna.settings import get_settings
 from tuna.workers.launch import WorkerSpec, worker_command
 from tuna.workers.rpc_client import Client, Runner, own_master
+from tuna.workers.worker import _tell_request, _tell_workloads
 
-#: As the seed prints them for a client on an instance, with {placeholders}.
+#: As the seed prints them for a client on an instance, with {placeholders}; then for one with a board.
 LINES = """\
 INFO RPCClient: Connecting to server {server}
 INFO RPCClient: {server} connected
 INFO RPCClient: Register token {token}
 INFO RPCClient: LocalRunner
+INFO RPCClient: Requesting a job for tuning
+INFO RPCClient: Start tuning
+INFO Tuner: Tuning workload {workload}
 """
+BOARD_LINES = LINES.replace("LocalRunner", "RPCRunner: {tracker} - my-device-key")
+GEMM = GemmConfig(m=32, n=32, k=32)
 ARM = "llvm -mtriple=aarch64-linux-gnu"
 
 
@@ -54,6 +68,65 @@ def _runner(*places: Environment) -> OneRunner:
     made = OneRunner({"kind": "llvm"})
     object.__setattr__(made, "given", places)
     return made
+
+
+def _filled(number: int, **values: str) -> str:
+    """The first lines."""
+    return "".join(LINES.splitlines(keepends=True)[:number]).format(**values)
+
+
+def seed() -> str:
+    (path,) = shared_data("..", "seeds").glob("000*.txt")
+    return path.read_text()
+
+
+def test_the_lines_are_those_of_the_seed() -> None:
+    printed = [block.split("\n\n")[0] + "\n" for block in re.split(r"(?=INFO RPCClient: Connecting)", seed())[1:]]
+    shapes = {
+        r"(localhost|1\.2\.3\.4):18871": "{server}",
+        r"[0-9a-f]{8}(-[0-9a-f]+){4}": "{token}",
+        r"0\.0\.0\.0:9190": "{tracker}",
+        r"\.\.\.skip\.\.\.": "{workload}",
+    }
+    for pattern, name in shapes.items():
+        printed = [re.sub(pattern, name, block) for block in printed]
+    assert printed == [LINES, BOARD_LINES]
+
+
+def test_the_seeds_command_lines_are_taken_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = [shlex.split(line)[3:] for line in seed().splitlines() if line.startswith("python3 -m lorien rpc-client ")]
+    taken: list[tuple[object, ...]] = []
+    monkeypatch.setattr(api, "rpc_client", lambda *words, say: taken.append(words) or 0)
+    assert [guarded(lorien, words, "lorien") for words in typed] == [0, 0]
+    text = "llvm -device=arm_cpu -mtriple=aarch64-linux-gnu"
+    assert taken == [
+        ("1.2.3.4:18871", text, None, None, None),
+        ("1.2.3.4:18871", text.replace("llvm", "lvm"), "my-device-key", 9190, None),
+    ]
+    assert str(Runner.parse(*taken[1][1:4])) == "RPCRunner: 127.0.0.1:9190 - my-device-key"
+
+
+def test_a_worker_says_what_it_tunes_in_the_seeds_words(capfd: pytest.CaptureFixture[str]) -> None:
+    item = WorkItem(
+        job_id=1,
+        attempt=1,
+        session_id=1,
+        library="noop",
+        step="measure",
+        solver="Noop1",
+        config=GEMM.to_json(),
+        target="",
+    )
+    chunk = Chunk(
+        id="c", namespace="n", library="noop", step="measure", environment="", toolchain="noop-1", items=(item,)
+    )
+    _tell_workloads(kwargs={"chunk": chunk.model_dump_json()})
+    _tell_request()
+    start, rest = LINES.splitlines(keepends=True)[4], LINES.splitlines(keepends=True)[5:]
+    assert capfd.readouterr().out == "".join(rest).format(workload=f"Noop1 on {GEMM.label}") + start
+    for unreadable in ({"chunk": "{"}, {}, None):
+        _tell_workloads(kwargs=unreadable)
+    assert capfd.readouterr().out == ""
 
 
 @pytest.fixture()
@@ -87,7 +160,7 @@ def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_o
     compiles, measures = JoinToken.parse_client(line)
     specs = client.join(line)
     shown = "".join(f"INFO {text}\n" for text in said)
-    assert shown == LINES.format(server=master, token=f"{compiles.id},{measures.id}")
+    assert shown == _filled(4, server=master, token=f"{compiles.id},{measures.id}")
     assert [spec.queue for spec in specs] == ["compile", "eval"]
     urls = [spec.env["TUNA_BROKER_URL"] for spec in specs]
     assert all(url.rpartition("@")[2] == f"{master}/0" for url in urls), (
@@ -152,7 +225,7 @@ def test_without_a_token_another_users_client_gets_nothing(type_in: Callable[...
         with connection:
             assert connection.recv(100) == b"", "nothing was sent"
     assert ended.code == 2
-    assert ended.out == "".join(LINES.format(server=server, token="").splitlines(keepends=True)[:2])
+    assert ended.out == _filled(2, server=server)
     assert "tuna token create --role client" in ended.err
     with sa.create_engine(f"sqlite:///{home / 'tuna.sqlite'}").connect() as connection_:
         assert members.tokens(connection_) == []
@@ -203,13 +276,38 @@ def test_a_board_is_named_as_the_seed_has_it_and_measured_for_the_target_alone_f
     }
 
 
+@pytest.mark.parametrize("target", [ARM, "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"])
+def test_a_worker_on_a_board_serves_the_environment_that_it_joined_with(
+    target: str, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    facts = {
+        "cpu": "cortex-a72",
+        "triple": "aarch64-linux-gnu",
+        "threads": 4,
+        "llvm": 20,
+        "emulator": "qemu",
+        "model": "Pi",
+    }
+    monkeypatch.setattr(boards, "ask", lambda _: facts)
+    monkeypatch.setattr("tuna.libraries.tvm.targets.check", lambda _: None)
+    for environment, variables in Runner.parse(target, "key", 9190).places():
+        with monkeypatch.context() as its:
+            for name, value in variables.items():
+                its.setenv(name, value)
+            get_settings.cache_clear()
+            library = BoardTvmLibrary()
+            assert library.environment() == environment
+            library._compare({**facts, "board": "1.2.3.4:9"})
+            with pytest.raises(DeviceGone, match="another than the session's"):
+                library._compare({**facts, "board": "1.2.3.4:9", "cpu": "cortex-a53"})
+        get_settings.cache_clear()
+
+
 @pytest.mark.parametrize("target", ["llvm", '{"kind": "llvm"}', "llvm -mcpu=skylake"])
 def test_a_worker_that_gets_these_settings_serves_that_environment(
     target: str, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     """What the master admits, and what the worker then finds itself to be, are the same."""
-    from tuna.libraries.tvm import TvmLibrary
-
     runner = Runner.parse(target, None, None)
     for environment, variables in runner.places():
         with monkeypatch.context() as its:

@@ -143,7 +143,8 @@ class Client:
         raise BadInput(
             f"The master at {self._server} has no session for the target {targets.to_text(self._runner.target)} and "
             f"{environment.toolchain()}.",
-            hint="give the target of the master's session, and install the same version of Tuna and of TVM",
+            hint="give the master's target, and install the same version of Tuna and of TVM; a master whose target leaves the CPU "
+            "open, such as llvm, is for machines like its own: name the CPU there to tune for others",
         )
 
 
