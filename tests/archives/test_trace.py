@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 from test_archives import SESSIONS, facts
 
-from tuna.archives.trace import ENDED, Trace
+from tuna.archives.trace import ENDED, Trace, packed
 from tuna.archives.trace_restore import restore, session_of
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, Kernel, Session, Solver
@@ -168,3 +168,16 @@ def test_a_trace_that_cannot_be_restored_changes_nothing(sqlite_engine: sa.Engin
         restore(sqlite_engine, trace)
     with reading(sqlite_engine) as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 1
+
+
+def test_an_artifact_with_other_bytes_is_refused(source: sa.Engine, sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+    copy_solvers(source, sqlite_engine)
+    traced(source, tmp_path / "trace", 4).close()
+    lines = documents(tmp_path / "trace")
+    found = next(line["result"]["artifacts"] for line in lines[1:] if line["result"]["artifacts"])
+    found[min(found)] = packed(b"other code")
+    (tmp_path / "trace").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(BadInput, match="other bytes than its name says"):
+        restore(sqlite_engine, Trace(tmp_path / "trace"))
+    with reading(sqlite_engine) as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(Session)).scalar() == 0

@@ -61,6 +61,18 @@ def test_each_job_that_has_ended_has_a_file(sqlite_engine: sa.Engine, tmp_path: 
     assert path.read_bytes() == before
 
 
+def test_jobs_of_one_layer_and_solver_have_one_file(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
+    """Such as a random search, and later one that learns."""
+    session_id = make_jobs(sqlite_engine, 1, solvers=("Noop1",))
+    make_jobs(sqlite_engine, 1, solvers=("Noop1",), steps="measure")
+    logs = TrialLogs(sqlite_engine, session_id, str(tmp_path), "llvm")
+    end(sqlite_engine, 1, 1.0)
+    end(sqlite_engine, 2, 2.0)
+    logs.write([1, 2])
+    (path,) = (tmp_path / "llvm").iterdir()
+    assert [line["time_ms"] for line in lines(path.read_bytes()) if line["time_ms"]] == [1.0, 2.0]
+
+
 def test_finals_change_the_logs_of_their_layer(sqlite_engine: sa.Engine, tmp_path: Path) -> None:
     session_id = make_jobs(sqlite_engine, 1, solvers=("Noop1", "Noop2"))
     logs = TrialLogs(sqlite_engine, session_id, str(tmp_path), "llvm")

@@ -16,6 +16,8 @@ from shared_data import need, shared_data
 from tuna import api
 from tuna.cli.lorien import lorien
 from tuna.cli.main import guarded
+from tuna.cli.rpc_master import bar_line
+from tuna.errors import BadInput
 
 pytestmark = pytest.mark.keeps_processes  # the private Redis, until the module's end
 GEMMS = "workload:\n" + "".join(f"  - MIOpenDriver gemm -m 32 -n 32 -k {16 + k}\n" for k in range(100))
@@ -127,3 +129,73 @@ def test_what_a_master_refuses(
     assert (code, out) == (2, [])
     assert any(said in line for line in err), err
     assert list(tmp_path.glob("lorien-tune-*")) == []
+
+
+@pytest.mark.parametrize(("tuner", "search"), [("random", "random"), ("xgb", "search"), ("ga", "search")])
+def test_options_become_the_options_of_jobs(
+    typed: Callable[..., tuple[int, list[str], list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tuner: str,
+    search: str,
+) -> None:
+    plans: list[api.MasterPlan] = []
+
+    def start(plan: api.MasterPlan, trace: Path) -> None:
+        plans.append(plan)
+        raise BadInput("no more")
+
+    monkeypatch.setattr(api, "start_master", start)
+    (tmp_path / "tune_rpc.yaml").write_text(printed_file(seed()))
+    (tmp_path / "workloads.yaml").write_text(GEMMS)
+    typed(
+        ["tune", "@tune_rpc.yaml", "@workloads.yaml", "-t", tuner, "--workload", "MIOpenDriver gemm -m 32 -n 32 -k 16"]
+    )
+    (plan,) = plans
+    assert plan.options == {"candidates": 3000, "search": search}
+    assert (plan.target, plan.table, plan.log_url) == (
+        "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu",
+        "lorien-data",
+        "tuned-logs",
+    )
+    assert len(plan.layers) == 100, "equal ones are one"
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "here", "seconds", "line"),
+    [
+        (0, 100, 0, 2.5, "llvm on 0 RPC workers:   0%|#{0} {36}| 0/100 [00:02<?, ?it/s]"),
+        (1, 2, 1, 10.0, "llvm on 0 RPC workers:  50%|#{18} {18}| 1/2 [00:10<00:10, 10.00s/it]"),
+        (4, 4, 3, 1.5, "llvm on 0 RPC workers: 100%|#{36} {0}| 4/4 [00:01<00:00, 2.00it/s]"),
+        (1, 3, 0, 3700.0, "llvm on 0 RPC workers:  33%|#{12} {24}| 1/3 [1:01:40<?, ?it/s]"),
+    ],
+    ids=str,
+)
+def test_the_bar(done: int, total: int, here: int, seconds: float, line: str) -> None:
+    """In the line `#{18}` stands for 18 of them."""
+    drawn = re.sub(r"(.)\{(\d+)\}", lambda found: found[1] * int(found[2]), line)
+    assert bar_line("llvm", api.LayerCounts(done, total, 0), seconds, here) == drawn
+
+
+def test_the_lines_go_into_a_file_too(
+    typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.Master, "run", lambda master, on_counts: on_counts(master.counts()))
+    words = ["--rpc", f"{{target: llvm, port: {free_port()}}}", "--workload", "MIOpenDriver gemm -m 8 -n 8 -k 8"]
+    (tmp_path / "log.yaml").write_text("log-run: true\n")
+    code, out, _ = typed(["tune", *words, "@log.yaml"])
+    assert code == 1
+    (path,) = tmp_path.glob("run-*.log")
+    assert path.read_text().splitlines() == out
+    assert out[0] == "INFO Master: Loaded 1 workloads"
+
+
+def test_a_port_in_use_leaves_nothing(typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path) -> None:
+    words = ["--trace-file", "t", "--workload", "MIOpenDriver gemm -m 8 -n 8 -k 8"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rpc = f"{{target: llvm, port: {server.getsockname()[1]}}}"
+        code, out, err = typed(["tune", "--rpc", rpc, *words])
+    assert (code, out) == (2, [])
+    assert "is in use" in err[0]
+    assert not (tmp_path / "t").exists()
+    assert api.list_sessions() == []

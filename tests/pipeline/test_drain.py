@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_the_same_entries_in_any_order_and_number_count_once(engine: sa.Engine, 
     assert {count for *_, count in accepted(engine)} == {1}
     assert trials(engine) == 30
     assert drain.counts.accepted == 30
+
+
+def test_each_commit_names_the_jobs_that_it_moved(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> None:
+    session_id, named = make_jobs(engine, 1), list[list[int]]()
+    stream = ResultStream(redis_client, "results", "me")
+    artifacts = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
+
+    def stored(jobs: Collection[int]) -> None:
+        assert states(engine) == {"compiled": 10}, "what it names is committed"
+        named.append(sorted(jobs))
+
+    drain = Drain(engine, stream, artifacts, MAX, on_stored=stored)
+    entries = _entries(_claim(engine, session_id))
+    drain.write(entries)
+    drain.write(entries)  # delivered again: refused
+    assert named == [list(range(1, 11)), []]
 
 
 def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: Drain) -> None:

@@ -40,7 +40,8 @@ _NOT_HERE = {
     "min": "Tuna repeats a measurement until its interval is narrow",
 }
 _GRID = "a solver's whole space has up to 10^12 points; take random, or a larger --ntrial"
-_TUNERS = ("random", "ga", "xgb", "gridsearch")
+#: Lorien's tuners, with what TVM's job option `search` has for them; both others are a search that learns.
+_TUNERS = {"random": "random", "ga": "search", "xgb": "search", "gridsearch": ""}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def _json(target: dict[str, Any]) -> str:
     "--workload", "workloads", type=_Workload(), multiple=True, metavar="LAYER",
     help="A driver command, or a mapping with its kind; may be repeated.",
 )  # fmt: skip
-@click.option("-t", "--tuner", type=click.Choice(_TUNERS), default="random", show_default=True, help="The search.")
+@click.option(
+    "-t", "--tuner", type=click.Choice(list(_TUNERS)), default="random", show_default=True, help="The search."
+)
 @click.option("-n", "--ntrial", type=click.IntRange(1, 10_000), default=3000, show_default=True, help="Trials per job.")
 @click.option("--commit-table-name", "table", default="lorien", show_default=True, help="Label, and name of the table.")
 @click.option("--commit-nbest", "n_best", type=options.COUNT, default=20, show_default=True, help="Kept of each layer.")
@@ -157,13 +160,13 @@ def tune_rpc(
     trace = trace_file or Path(f"lorien-tune-{time.time_ns() // 1_000_000}.trace")
     if not layers and not trace.exists():
         raise BadInput("There is no workload.", hint="give them with --workload, or in a file: @workloads.yaml")
-    candidates = options.job_options((), ntrial)
-    plan = api.MasterPlan(rpc.target, layers, table, candidates, log_url, tvm_tracker or "", device_key or "")
+    given = {"candidates": ntrial, "search": _TUNERS[tuner]}
+    plan = api.MasterPlan(rpc.target, layers, table, given, log_url, tvm_tracker or "", device_key or "")
     with api.listening(host, rpc.port), _lines(log_run) as info, api.start_master(plan, trace) as master:
         info(f"INFO Master: Loaded {len(layers)} workloads")
         if master.logs is not None:
             info(f"INFO Master: Tuning logs on {master.target.split()[0]} will be uploaded to {master.logs.url}")
-        _say_of(master, tuner)
+        _say_of(master)
         info(f"INFO RPCServer: Launching RPC server at port {rpc.port}")
         info("INFO RPCServer: Server has been initialized")
         with Bar(master.target) as bar:
@@ -186,15 +189,13 @@ def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
         yield both
 
 
-def _say_of(master: api.Master, tuner: str) -> None:
+def _say_of(master: api.Master) -> None:
     """What the seed's master has no line for, on stderr."""
     say(f"trace file: {master.trace.path}, session {master.session_id}", err=True)
     if master.restored:
         say("restored from the trace file: the database did not have this session", err=True)
     if master.others:
-        say(f"{counted(master.others, 'job')} of before keep another number of trials", err=True)
-    if tuner != "random":
-        say(f"{tuner}: taken for the search that each solver has", err=True)
+        say(f"{counted(master.others, 'job')} of before keep their own number of trials, or tuner", err=True)
 
 
 def _committed(master: api.Master, folder: Path, table: str, n_best: int) -> int:

@@ -113,12 +113,17 @@ def _name(key: str, solver: str) -> str:
 
 
 def _file(connection: sa.Connection, session_id: int, job_id: int) -> tuple[str, bytes]:
-    """Name and contents of a job's log: a line for each trial, by number; equal trials give equal bytes."""
-    columns = (Config.key, Config.json, Config.label, Solver.name, Job.options)
+    """Name and contents of a job's log: a line for each trial, by number; equal trials give equal bytes.
+
+    Another job of the same layer and solver, such as one with another search, has the same file: its trials come first or
+    last, by the jobs' ids.
+    """
+    columns = (Config.key, Config.json, Config.label, Solver.name, Job.config_id, Job.solver_id)
     job = connection.execute(_jobs(session_id).with_only_columns(*columns).where(Job.id == job_id)).one()
-    about = {"config": json.loads(job.json), "label": job.label, "solver": job.name, "options": job.options}
-    query = sa.select(*(getattr(Trial, name) for name in _FIELDS)).where(Trial.job_id == job_id)
-    rows = connection.execute(query.order_by(Trial.number)).mappings()
+    about = {"config": json.loads(job.json), "label": job.label, "solver": job.name}
+    same = (Job.session_id == session_id, Job.config_id == job.config_id, Job.solver_id == job.solver_id)
+    query = sa.select(Job.options, *(getattr(Trial, name) for name in _FIELDS)).join(Job, Job.id == Trial.job_id)
+    rows = connection.execute(query.where(*same, Job.steps != FINALS).order_by(Trial.job_id, Trial.number)).mappings()
     lines = (json.dumps({**about, **row, **_as_json(row)}) + "\n" for row in rows)
     return _name(job.key, job.name), gzip.compress("".join(lines).encode(), mtime=0)
 
