@@ -44,3 +44,11 @@ class Cause(str, Enum):
     NOT_APPLICABLE = "not_applicable"  #: the solver cannot run this config after all
     ARTIFACT_LOST = "artifact_lost"  #: a compiled artifact is gone or damaged: compile again
     INFRA = "infra"  #: Tuna or the machine failed, not the candidate
+
+
+class GoldenState(str, Enum):
+    """Lifecycle of a golden version."""
+
+    DRAFT = "draft"  #: may still be overwritten
+    PROMOTED = "promoted"  #: released; never changes
+    WITHDRAWN = "withdrawn"  #: was released, then rolled back; never changes

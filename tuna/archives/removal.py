@@ -23,10 +23,10 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.errors import BadInput
-from tuna.golden.versions import GoldenState, of_session
+from tuna.golden.versions import of_session
 from tuna.pipeline import needed_artifacts
 from tuna.sentences import counted
-from tuna.vocabulary import IN_FLIGHT
+from tuna.vocabulary import IN_FLIGHT, GoldenState
 
 #: Results, and jobs with all that belongs to them, that are deleted in one transaction.
 _RESULTS, _JOBS, _CONFIGS = 1000, 500, 500

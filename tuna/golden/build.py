@@ -17,8 +17,9 @@ from tuna.errors import BadInput
 from tuna.golden import entries, results
 from tuna.golden.errors import GoldenExists, GoldenFrozen, SessionChanged
 from tuna.golden.results import ResultSelection
-from tuna.golden.versions import MAX_VERSION, GoldenState, Version, find, missing, of_library
+from tuna.golden.versions import MAX_VERSION, Version, find, missing, of_library
 from tuna.sentences import counted
+from tuna.vocabulary import GoldenState
 
 _COPIED = [column.name for column in GoldenEntry.__table__.c if column.name not in ("id", "golden_id")]
 

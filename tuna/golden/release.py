@@ -11,8 +11,9 @@ from tuna.errors import BadInput, NotFound
 from tuna.golden import compare
 from tuna.golden.compare import PromotionReport
 from tuna.golden.errors import GateViolated, GoldenFrozen, NotReleasable
-from tuna.golden.versions import GoldenState, Version, current, find, of_library
+from tuna.golden.versions import Version, current, find, of_library
 from tuna.sentences import choices
+from tuna.vocabulary import GoldenState
 
 
 def promote(

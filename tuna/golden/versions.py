@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuna.db.models import Golden, GoldenEntry
 from tuna.errors import BadInput, NotFound
+from tuna.vocabulary import GoldenState
 
 MAX_VERSION = 2**31 - 1
-
-
-class GoldenState(str, Enum):
-    """Lifecycle of a golden version."""
-
-    DRAFT = "draft"  #: may still be overwritten
-    PROMOTED = "promoted"  #: released; never changes
-    WITHDRAWN = "withdrawn"  #: was released, then rolled back; never changes
 
 
 @dataclass(frozen=True)

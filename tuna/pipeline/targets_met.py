@@ -8,10 +8,9 @@ import sqlalchemy as sa
 
 from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session, Solver
 from tuna.db.types import utc_now
-from tuna.golden.versions import GoldenState
 from tuna.libraries.base import BASELINE
 from tuna.pipeline.states import check
-from tuna.vocabulary import State
+from tuna.vocabulary import GoldenState, State
 
 #: How `job.stopped` begins.
 _MET = "target met by "
