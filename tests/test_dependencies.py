@@ -142,7 +142,7 @@ def test_scripts_install_locks_that_are_there() -> None:
         for script in (ROOT / "scripts").iterdir()
         for extras in re.findall(r"^scripts/install (\S+)$", script.read_text(), re.MULTILINE)
     ]
-    assert set(calls) == {"tvm", "dev,onednn,rpc,search,tvm"}
+    assert set(calls) == {"tvm", "dev,onednn,rpc,tvm"}
     assert {f"{extras}.txt" for extras in calls} <= {lock.name for lock in LOCKS}
 
 

@@ -127,6 +127,6 @@ def _xgboost() -> Any:
         import xgboost
     except ImportError:
         raise LibraryMissing(
-            "xgboost is not installed, with which a search learns.", hint=install_extra("search")
+            "xgboost is not installed, with which a search learns.", hint=install_extra("tvm")
         ) from None
     return xgboost
