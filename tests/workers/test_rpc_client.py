@@ -167,6 +167,7 @@ def test_a_client_says_the_seeds_lines_and_has_two_workers_with_users_of_their_o
         "where it was told to go, not where the token says"
     )
     assert len(set(urls)) == 2
+    assert [spec.waits for spec in specs] == [False, False], "there is no board"
     for spec in specs:
         assert json.loads(spec.env["TUNA_WORKER_SESSION"])["environment"]["device"] == here.device
         assert not any(secret in " ".join(worker_command(spec)) for secret in (*urls, compiles.secret, measures.secret))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuna.errors import BadInput, ServiceError
+from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox.discovery import Device, Kind
 from tuna.settings import Settings
 from tuna.workers import serve as serving
@@ -50,6 +50,22 @@ def test_a_worker_that_dies_again_and_again_is_given_up() -> None:
     restarts = Restarts()
     pauses = [restarts.pause_s(lived_s=1.0) for _ in range(7)]
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, None]
+
+
+def test_a_worker_whose_board_is_not_there_is_started_until_it_is() -> None:
+    waiting, other = Restarts(waits=True), Restarts()
+    assert [waiting.pause_s(lived_s=1.0) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0]
+    missing = LibraryMissing.exit_code
+    assert [waiting.is_final(missing, first=first) for first in (True, False)] == [False, False]
+    assert [other.is_final(missing, first=first) for first in (True, False)] == [True, True]
+    for restarts in (waiting, other):
+        assert [restarts.is_final(code, first=True) for code in (0, 1, BadInput.exit_code, 5)] == [
+            True,
+            False,
+            True,
+            True,
+        ]
+        assert not restarts.is_final(ServiceError.exit_code, first=False)
 
 
 def test_a_worker_that_had_recovered_is_started_again_soon() -> None:

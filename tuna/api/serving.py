@@ -77,11 +77,12 @@ def serve_workers(
 
 
 def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
-    """The settings of a worker that measures on boards; raises BadInput."""
+    """The settings of a worker that measures on boards; raises BadInput, LibraryMissing."""
     import json
 
     from tuna.libraries.tvm import targets
     from tuna.libraries.tvm.boards import Boards as Found
+    from tuna.libraries.tvm.environment import tvm_version
     from tuna.settings import get_settings
 
     if role != "eval":
@@ -91,7 +92,8 @@ def _of_boards(role: Role, boards: Boards, session: str) -> dict[str, str]:
     settings = get_settings()
     tracker, key = boards.tracker or settings.tvm_tracker, boards.device_key or settings.tvm_device_key
     target = boards.target or (json.loads(session)["environment"]["target"] if session else settings.tvm_target)
-    Found.at(tracker, key)  # refused here, for a worker that ends is started again
+    tvm_version()  # refused here, for a worker that ends is started again
+    Found.at(tracker, key)
     if target:
         targets.parse(target)
     found = {"TUNA_TVM_TRACKER": tracker, "TUNA_TVM_DEVICE_KEY": key, "TUNA_TVM_TARGET": target}

@@ -32,6 +32,7 @@ class WorkerSpec:
     name: str = ""  #: among the workers of one command; default: its queue
     env: Mapping[str, str] = field(default_factory=dict)  #: variables over those of this process
     quiet: bool = False  #: without Celery's banner
+    waits: bool = False  #: for a board that may not be there yet: it is started again until there is one
 
     @property
     def title(self) -> str:

@@ -121,7 +121,12 @@ class Client:
         common = {SESSION: session_text(0, found), "TUNA_SHUTDOWN_S": str(_SHUTDOWN_S)}
         return [
             WorkerSpec("compile", facts.processes, env={**common, **of_compiler}, quiet=True),
-            WorkerSpec("eval", env={**common, **variables, **granted, TELL: "1"}, quiet=True),
+            WorkerSpec(
+                "eval",
+                env={**common, **variables, **granted, TELL: "1"},
+                quiet=True,
+                waits=self._runner.tracker is not None,
+            ),
         ]
 
     def serve(self, specs: Sequence[WorkerSpec]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from tuna import logs
-from tuna.errors import BadInput, ServiceError
+from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery, placement
 from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.discovery import Device, Kind
@@ -64,7 +64,7 @@ def serve(
         raise BadInput("Only eval workers have devices.", hint="leave out --devices")
     common = {**variables, **({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
     if on_boards:
-        specs = [WorkerSpec(queue, name=f"board-{number}", env=common) for number in range(processes)]
+        specs = [WorkerSpec(queue, name=f"board-{number}", env=common, waits=True) for number in range(processes)]
     elif devices is None:
         specs = [WorkerSpec(queue, processes, env=common)]
     else:
@@ -97,16 +97,25 @@ def device_specs(
 
 
 class Restarts:
-    """Restart policy of a worker that died by itself."""
+    """Restart policy of a worker that died by itself; of one that `waits`, without an end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
         self._died = 0
+        self._waits = waits
 
     def pause_s(self, lived_s: float) -> float | None:
         """Seconds to wait before the restart, longer each time; None: no restart."""
         self._died = 0 if lived_s >= _RECOVERED_S else self._died
         self._died += 1
-        return _BACKOFFS_S[self._died - 1] if self._died <= len(_BACKOFFS_S) else None
+        if self._died > len(_BACKOFFS_S):
+            return _BACKOFFS_S[-1] if self._waits else None
+        return _BACKOFFS_S[self._died - 1]
+
+    def is_final(self, code: int, *, first: bool) -> bool:
+        """Whether a worker that ended with this exit code, at its `first` start, is not started again."""
+        if self._waits and code == LibraryMissing.exit_code:  # no board: the library was there before
+            return False
+        return code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
 
 
 class Supervisor:
@@ -158,7 +167,7 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _keep(self, spec: WorkerSpec) -> None:
-        restarts = Restarts()
+        restarts = Restarts(waits=spec.waits)
         first = True
         while not self._stop.is_set():
             started_at = time.monotonic()
@@ -169,8 +178,7 @@ class Supervisor:
                 self._codes[spec.title] = error.exit_code
                 return
             self._codes[spec.title] = 0 if self._stop.is_set() else max(code, 1 if code else 0)
-            final = code == 0 or code in _REFUSALS or (first and code == ServiceError.exit_code)
-            if final or self._stop.is_set():
+            if restarts.is_final(code, first=first) or self._stop.is_set():
                 return
             first = False
             pause_s = restarts.pause_s(time.monotonic() - started_at)
