@@ -89,6 +89,8 @@ LONG = (
     "pipeline/test_state_machine.py",
     "security/test_member_attacks.py",
 )
+#: On PYTHONPATH: kernels are timed for a short time.
+QUICK_SITE = str(Path(__file__).parent / "quick_site")
 #: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
 PROGRAM_MODULES = (
     "tuna.cli.main",
@@ -104,7 +106,6 @@ PROGRAM_MODULES = (
     "kombu.transport.redis",
 )
 TVM_MODULES = (
-    "quick_timing",
     "tuna.libraries.building",
     "tuna.libraries.measuring",
     "tuna.libraries.tvm.compiler",
@@ -256,7 +257,8 @@ def tvm_forks() -> Iterator[ForkServer | None]:
     if DRILLS > 1:
         yield None
         return
-    with fork_server(TVM_MODULES, dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")) as server:
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    with fork_server(TVM_MODULES, {**one_thread, "PYTHONPATH": QUICK_SITE}) as server:
         yield server
 
 
@@ -272,6 +274,13 @@ def forked(tuna_forks: ForkServer | None) -> Iterator[None]:
     """Processes of Python start within milliseconds: for tests of what they do, not of their start."""
     with forking(tuna_forks):
         yield
+
+
+@pytest.fixture
+def quick_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes time kernels for a short time: for tests that do not look at the figures. Not in drills."""
+    if DRILLS == 1:
+        monkeypatch.setenv("PYTHONPATH", QUICK_SITE, prepend=os.pathsep)
 
 
 @pytest.fixture(scope="session")

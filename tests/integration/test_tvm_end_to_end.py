@@ -49,7 +49,7 @@ def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "quick_timing")
 def test_layers_are_tuned_exported_and_used_by_plain_tvm(
     home: Path, type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:

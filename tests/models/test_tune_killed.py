@@ -44,7 +44,7 @@ def kill_when(reached: Callable[[], bool]) -> int | None:
     return process.wait() if process.returncode is None else process.returncode
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "quick_timing")
 @pytest.mark.usefixtures("home")
 @pytest.mark.timeout(600)
 def test_tuning_goes_on_after_kills_and_measures_nothing_twice(tmp_path: Path) -> None:

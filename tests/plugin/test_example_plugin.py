@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Callable
@@ -24,9 +25,9 @@ def installed(install_package: Callable[[Path], Path]) -> Path:
 
 
 @pytest.fixture
-def site(installed: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(installed: Path, home: Path, quick_timing: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package is installed for this process and all that it starts."""
-    monkeypatch.setenv("PYTHONPATH", str(installed / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(installed / "site"), prepend=os.pathsep)
     monkeypatch.syspath_prepend(installed / "site")
     return installed / "site"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ SOFTMAX = Path(__file__).parent / "softmax"
 pytest.importorskip("tuna.configs.kind", reason="kinds are not registered yet")
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "quick_timing")
 def test_a_kind_of_its_own_goes_the_whole_way(
     install_package: Callable[[Path], Path],
     home: Path,
@@ -26,7 +27,7 @@ def test_a_kind_of_its_own_goes_the_whole_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = install_package(SOFTMAX) / "site"
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
     monkeypatch.syspath_prepend(site)
     (tmp_path / "layers.txt").write_text(json.dumps({"kind": "softmax", "rows": 64, "cols": 100}) + "\n")
     # Not in this process, which has looked for plug-ins before, but in one alone: Python takes its time to start.
