@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tuna import api
-from tuna.configs import GemmConfig
+from tuna.configs import GemmConfig, parse_line
 from tuna.db.database import open_database
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, Trial
@@ -85,6 +85,13 @@ def test_a_master_prepares_its_session(tmp_path: Path) -> None:
         assert master.counts().done == 1
         master.catch_up()
     assert len((tmp_path / "trace").read_text().splitlines()) == 1 + 20 + 10
+
+
+def test_layers_that_no_solver_can_run_are_named(tmp_path: Path) -> None:
+    (layer,) = parse_line("MIOpenDriver bnorm -n 32 -c 64 -H 54 -W 54 -m 1 --forw 1 -b 0 -s 1 -r 1")
+    with api.start_master(replace(PLAN, layers=[*PLAN.layers, layer]), tmp_path / "trace") as master:
+        assert master.unsolved == [layer.label]
+        assert master.counts().total == 2
 
 
 def test_with_its_database_the_session_goes_on(tmp_path: Path) -> None:

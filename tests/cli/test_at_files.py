@@ -133,3 +133,19 @@ def test_a_masters_faults_have_a_file_and_a_line(folder: Path, text: str, said: 
     (folder / "w.yaml").write_text(text)
     with pytest.raises((BadInput, NotFound), match=said):
         parse("@w.yaml")
+
+
+def test_the_files_of_the_documentation_are_read(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rpc.md").read_text()
+    blocks = [block.split("```")[0] for block in page.split("```yaml\n")[1:]]
+    assert [block.splitlines()[0] for block in blocks] == ["# tune_rpc.yaml", "# workloads.yaml"]
+    for block in blocks:
+        (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
+    found = parse("@tune_rpc.yaml", "@workloads.yaml")
+    assert (found["ntrial"], found["table"], found["n_best"]) == (16, "lorien-data", 3)
+    assert isinstance(found["workloads"], tuple)
+    assert len(found["workloads"]) == 2
+    table = page.split("## Options")[1].split("\n\n")[1]
+    named = {name for row in table.splitlines()[2:] for name in row.split("|")[1].replace("`", "").split(", ")}
+    options = {max(one.opts, key=len).removeprefix("--") for one in tune_rpc.params}
+    assert {name.strip() for name in named} == options, "each option has its row"

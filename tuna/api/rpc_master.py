@@ -60,6 +60,7 @@ class Master:
     target: str  #: in words
     loaded: LoadedJobs
     restored: bool  #: from the trace, since the database did not have it
+    unsolved: Sequence[str]  #: labels of the plan's layers that no solver can run
     others: int  #: jobs that were there before, with other options than those of the plan
     engine: sa.Engine
     trace: Trace
@@ -147,8 +148,8 @@ def start_master(plan: MasterPlan, trace_file: Path) -> Iterator[Master]:
         trace.record(engine, session_id)
         if logs is not None:
             logs.begin()
-        others = _others(engine, session_id, options)
-        yield Master(session_id, words, loaded, restored, others, engine, trace, logs)
+        unsolved, others = _unsolved(engine, session_id, plan.layers), _others(engine, session_id, options)
+        yield Master(session_id, words, loaded, restored, unsolved, others, engine, trace, logs)
 
 
 def _target(plan: MasterPlan) -> tuple[dict[str, str], str]:
@@ -205,6 +206,19 @@ def _load(engine: sa.Engine, plan: MasterPlan, session_id: int) -> LoadedJobs:
             configs.store(connection, plan.layers, plan.table)
     update_applicability(session_id, plan.table)
     return load_jobs(session_id, tag=plan.table, reason=plan.table, options=plan.options)
+
+
+def _unsolved(engine: sa.Engine, session_id: int, layers: Sequence[Config]) -> list[str]:
+    """Labels of layers that have no job."""
+    import sqlalchemy as sa
+
+    from tuna.db import models
+    from tuna.db.engine import reading
+
+    query = sa.select(models.Config.key).join(models.Job, models.Job.config_id == models.Config.id)
+    with reading(engine) as connection:
+        keys = set(connection.execute(query.where(models.Job.session_id == session_id).distinct()).scalars())
+    return [layer.label for layer in layers if layer.key not in keys]
 
 
 def _others(engine: sa.Engine, session_id: int, options: Options) -> int:

@@ -192,6 +192,8 @@ def _lines(log_run: bool) -> Iterator[Callable[[str], None]]:
 def _say_of(master: api.Master) -> None:
     """What the seed's master has no line for, on stderr."""
     say(f"trace file: {master.trace.path}, session {master.session_id}", err=True)
+    for label in master.unsolved:
+        say(f"no solver can run {label}", err=True)
     if master.restored:
         say("restored from the trace file: the database did not have this session", err=True)
     if master.others:
@@ -200,18 +202,18 @@ def _say_of(master: api.Master) -> None:
 
 def _committed(master: api.Master, folder: Path, table: str, n_best: int) -> int:
     """Commit and export; the exit code is 0 if each layer has a result."""
-    counts = master.counts()
+    total = master.counts().total + len(master.unsolved)
     try:
         done = master.commit(folder / f"{table}.results.jsonl", n_best)
         results = f"{done.added} new of {counted(done.results, 'result')} in the table"
-        say(f"committed: {counted(done.layers, 'layer')} of {counts.total}, {results}")
+        say(f"committed: {counted(done.layers, 'layer')} of {total}, {results}")
         show.exported(api.export(master.session_id, "tvm", folder, top=n_best))
         say(str(done.path))
     except NotFound as error:
         raise TunaError(str(error), hint=error.hint) from None
-    if done.layers < counts.total:
+    if done.layers < total:
         say(f"see why some failed: `tuna status --session-id {master.session_id}`", err=True)
-    return 0 if done.layers == counts.total else 1
+    return 0 if done.layers == total else 1
 
 
 class Bar:
