@@ -167,6 +167,11 @@ class Settings(BaseSettings):
     )
     max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
+    policy: Literal["auto", "fair", "gradient", "shortest", "deadline"] = Field(
+        "auto",
+        description="what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single session that searches "
+        "for layers of models, else fair",
+    )
     queue_bound: int = Field(256, ge=1, lt=2**31, description="chunks that may wait in one queue (backpressure)")
     member_artifacts_mib: int = Field(
         256, ge=1, description="memory in Redis of the artifacts of one worker that joined with a token"

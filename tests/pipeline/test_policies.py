@@ -1,17 +1,17 @@
-"""What is published next: a session's priority, then later steps, then sessions in turn, within what a queue may hold."""
+"""What is published next by default: a session's priority, then sessions in turn, within what a queue may hold."""
 
 from __future__ import annotations
 
 import pytest
 
-from tuna.pipeline.policies import OpenStep, Snapshot, by_priority
+from tuna.pipeline.policies import OpenStep, Snapshot, fair
 
 QUEUE = "compile.x"
 
 
 def shares(*steps: OpenStep, waiting: int = 0, processes: int = 2, bound: int = 256) -> list[tuple[int, str, int]]:
     snapshot = Snapshot(steps, {QUEUE: waiting}, {QUEUE: processes}, bound)
-    return [(share.step.session_id, share.step.step, share.chunks) for share in by_priority(snapshot)]
+    return [(share.step.session_id, share.step.step, share.chunks) for share in fair(snapshot)]
 
 
 def step(session_id: int, name: str = "build", *, priority: int = 0, remaining: int = 1) -> OpenStep:
@@ -41,8 +41,8 @@ def test_a_sessions_priority_comes_before_all() -> None:
     assert shares(step(1, "last", remaining=0), step(2, priority=1), step(3, priority=9)) == [(3, "build", 4)]
 
 
-def test_later_steps_come_before_earlier_ones() -> None:
-    assert shares(step(1), step(1, "find", remaining=0), step(2)) == [(1, "find", 4)]
+def test_later_steps_of_a_session_come_before_earlier_ones() -> None:
+    assert shares(step(1), step(1, "find", remaining=0), step(2)) == [(1, "find", 2), (2, "build", 2)]
 
 
 def test_sessions_take_turns_and_the_one_that_waited_longest_is_first() -> None:
@@ -53,10 +53,10 @@ def test_sessions_take_turns_and_the_one_that_waited_longest_is_first() -> None:
 def test_turns_are_counted_in_each_queue() -> None:
     served = {(1, QUEUE): 5, (2, QUEUE): 3, (3, "eval.y"): 9}
     snapshot = Snapshot([step(1), step(2), step(3)], {QUEUE: 2}, {QUEUE: 2}, 256, served=served)
-    assert [share.step.session_id for share in by_priority(snapshot)] == [3, 2]
+    assert [share.step.session_id for share in fair(snapshot)] == [3, 2]
 
 
 def test_each_queue_is_filled_for_itself() -> None:
     other = OpenStep(1, "measure", "eval.y")
     snapshot = Snapshot([step(1, priority=9), other], {}, {QUEUE: 1, "eval.y": 3}, 5)
-    assert {(share.step.queue, share.chunks) for share in by_priority(snapshot)} == {(QUEUE, 2), ("eval.y", 5)}
+    assert {(share.step.queue, share.chunks) for share in fair(snapshot)} == {(QUEUE, 2), ("eval.y", 5)}

@@ -172,7 +172,7 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
     for name in "abc":
         board.announce(replace(status, name=name))
     board.announce(replace(status, name="aside", aside="its device is lost"))
-    coordinator.publisher._counted_at = 0.0
+    coordinator.publisher._snapshots._counted_at = 0.0
     coordinator.publish()
     assert sum(taken(engine).values()) == 300, "two chunks for each of three processes"
     coordinator.publish()

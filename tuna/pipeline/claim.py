@@ -56,15 +56,22 @@ class _Waiting(NamedTuple):
     avoid: str | None
 
 
+_ANY = sa.true()
 _COLUMNS = packed(getattr(Job, name) for name in _Waiting._fields)
 
 
 def claim(
-    connection: sa.Connection, scope: Scope, step: Step, limit: int, size: int = 0, most: int | None = None
+    connection: sa.Connection,
+    scope: Scope,
+    step: Step,
+    limit: int,
+    size: int = 0,
+    most: int | None = None,
+    only: sa.ColumnElement[bool] = _ANY,
 ) -> list[ClaimedChunk]:
-    """Lease up to `limit` jobs that wait for `step`, in up to `most` chunks of `size` (0: the step's own). The caller commits,
-    then publishes."""
-    rows = _waiting(connection, scope.session_id, step, limit)
+    """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks of `size` (0: the step's own).
+    The caller commits, then publishes."""
+    rows = _waiting(connection, scope.session_id, step, limit, only)
     if not rows:
         return []
     now = utc_now()
@@ -98,7 +105,9 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
         yield group
 
 
-def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int) -> list[_Waiting]:
+def _waiting(
+    connection: sa.Connection, session_id: int, step: Step, limit: int, only: sa.ColumnElement[bool]
+) -> list[_Waiting]:
     """Jobs that wait for `step` and are due, oldest first, locked."""
     rows: list[_Waiting] = []
     ready = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
@@ -108,7 +117,7 @@ def _waiting(connection: sa.Connection, session_id: int, step: Step, limit: int)
         # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
         query = (
             sa.select(_COLUMNS)
-            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value, ready)
+            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value, ready, only)
             .order_by(Job.id)
             .limit(limit - len(rows))
             .with_for_update(skip_locked=True)

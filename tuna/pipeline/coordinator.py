@@ -36,10 +36,12 @@ from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.member_work import MemberWork
+from tuna.pipeline.policies import POLICIES, Policy
 from tuna.pipeline.publisher import Publisher
 from tuna.pipeline.release import release
 from tuna.pipeline.results import ResultStream
 from tuna.pipeline.serving import SessionWork, ahead
+from tuna.pipeline.snapshots import Snapshots
 from tuna.settings import Settings
 from tuna.signatures import Keys
 
@@ -79,9 +81,10 @@ class Coordinator:
         refresh: Callable[[], Sequence[SessionWork]] | None = None,
         aside: Aside | None = None,
         on_stored: Callable[[Collection[int]], None] = lambda _: None,
+        policy: Policy | None = None,
     ) -> None:
         """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now. `on_stored` is the
-        drain's."""
+        drain's; `policy`: what is published next, by default what the setting says."""
         self._engine = engine
         self._celery = celery
         self._settings = settings
@@ -98,8 +101,10 @@ class Coordinator:
         board = HeartbeatBoard(client, namespace, settings.lease_s)
         self.drain = Drain(engine, self._stream, artifacts, settings.max_attempts, board.is_alone, on_stored)
         self.aside = aside or Aside(engine)
+        chosen = policy or POLICIES.get(settings.policy)
+        snapshots = Snapshots(engine, board, self.aside, self.drain.ended, settings.queue_bound, chosen)
         self.publisher = Publisher(
-            engine, client, celery, settings, artifacts, self._leases, board, self.drain.pace, self.aside
+            engine, client, celery, settings, artifacts, self._leases, self.drain.pace, self.aside, snapshots
         )
         self._client = client
         told = settings_of_members(settings)

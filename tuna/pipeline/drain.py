@@ -6,7 +6,7 @@ to redelivery of the entries; a result whose attempt is no longer the job's curr
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -70,6 +70,19 @@ _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 _JOBS = sa.select(packed(getattr(Job, name) for name in _Job._fields)).where(Job.id.in_(_IDS)).with_for_update()
 
 
+class EndedStage(NamedTuple):
+    """A good attempt, and how long it took."""
+
+    session_id: int
+    solver_id: int
+    step: str
+    seconds: float
+
+
+#: The latest stages that ended, which durations are predicted from.
+Ended = deque[EndedStage]
+
+
 @dataclass
 class DrainCounts:
     """Counters of the drain of this process."""
@@ -123,6 +136,7 @@ class Drain:
         self._is_alone, self._on_stored = is_alone, on_stored
         self.counts = DrainCounts()
         self.pace = ChunkSizer()
+        self.ended: Ended = deque(maxlen=_BATCH_RESULTS)
 
     def once(self, *, block_ms: int | None = None) -> int:
         """Drain the new entries, waiting up to `block_ms` for the first; returns the number of entries."""
@@ -268,8 +282,11 @@ class Drain:
         job_moves.write(connection, moves)
         needed_artifacts.note(connection, [outcome.result for outcome in outcomes])
         counts.unneeded |= needed_artifacts.settle(connection, [job.id for job in ended])
-        for outcome in outcomes:
-            self.pace.note(jobs[outcome.result.job_id].session_id, outcome.result)
+        for result, job in ((outcome.result, jobs[outcome.result.job_id]) for outcome in outcomes):
+            self.pace.note(job.session_id, result)
+            if result.ok:
+                took_s = result.ended_at - result.started_at
+                self.ended.append(EndedStage(job.session_id, job.solver_id, result.step, took_s))
         counts.accepted += len(outcomes)
         counts.jobs |= accepted.keys()
         counts.causes.update(outcome.cause.value for outcome in outcomes if outcome.cause)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -15,17 +16,18 @@ from celery import Celery
 
 from tuna.artifacts import Artifacts
 from tuna.db.engine import retrying, writing
+from tuna.db.models import Job
 from tuna.libraries.base import Step
-from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import provision
+from tuna.pipeline import open_searches, provision
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
-from tuna.pipeline.policies import OpenStep, Policy, Share, Snapshot, by_priority
+from tuna.pipeline.policies import Share
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
+from tuna.pipeline.snapshots import Snapshots
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
 
@@ -36,8 +38,6 @@ _EMPTY_BACKOFF_S = 0.25
 #: Nothing is published while Redis uses a larger share of its `maxmemory`.
 _MEMORY_SHARE = 0.75
 _FULL_BACKOFF_S = 5.0
-#: How often live workers are counted.
-_COUNT_EVERY_S = 1.0
 #: Message priorities of kombu's Redis transport, the first of which overtakes: of sessions with a priority and urgent steps, and
 #: of the others.
 _URGENT, _ORDINARY = 0, 3
@@ -68,10 +68,9 @@ class Publisher:
         settings: Settings,
         artifacts: Artifacts,
         leases: Leases,
-        board: HeartbeatBoard,
         pace: ChunkSizer,
         aside: Aside,
-        policy: Policy = by_priority,
+        snapshots: Snapshots,
     ) -> None:
         self.leases = leases
         self._engine = engine
@@ -79,61 +78,55 @@ class Publisher:
         self._celery = celery
         self._settings = settings
         self._artifacts = artifacts
-        self._board = board
         self._pace = pace
-        self._policy = policy
         self._aside = aside
+        self._snapshots = snapshots
         self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
         self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
-        self._processes: Counter[str] = Counter()
-        self._counted_at = -math.inf
         self._full_until = 0.0
 
     def publish(self, works: Collection[SessionWork]) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
         now, sent = time.monotonic(), 0
-        without_jobs = {step for step, until in self._backoff_until.items() if until > now}
-        by_id = {work.session_id: work for work in works}
+        policy = self._snapshots.policy(works)
         waiting = Counter(self.leases.waiting().values())
-        while shares := self._shares(works, without_jobs, waiting):
+        snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
+        without_jobs = {key for key, until in self._backoff_until.items() if until > now}
+        steps = {id(one): one for one in snapshot.open if one.jobs or (one.session_id, one.step) not in without_jobs}
+        by_id = {work.session_id: work for work in works}
+        while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
                 break
             for share in shares:
-                work, key = by_id[share.step.session_id], (share.step.session_id, share.step.step)
+                step, work = share.step, by_id[share.step.session_id]
                 chunks, all_claimed = 0, True
                 with self._aside.guard(work):
-                    chunks, all_claimed = self._publish(work, share)
+                    chunks, all_claimed = self._publish(work, share, chooses=self._snapshots.chooses(policy, work))
                     self._aside.served(work)
                 sent += chunks
-                waiting[share.step.queue] += chunks
-                if all_claimed:
-                    without_jobs.add(key)
-                    self._backoff_until[key] = now + _EMPTY_BACKOFF_S
+                waiting[step.queue] += chunks
+                if step.jobs or all_claimed:
+                    del steps[id(step)]
+                if all_claimed and not step.jobs:
+                    self._backoff_until[step.session_id, step.step] = now + _EMPTY_BACKOFF_S
         return sent
 
-    def _shares(
-        self, works: Collection[SessionWork], without_jobs: Collection[tuple[int, str]], waiting: Mapping[str, int]
-    ) -> list[Share]:
-        steps: list[OpenStep] = []
-        for work in self._aside.others(works):
-            with self._aside.guard(work):
-                steps += work.open_steps()
-        ready = [step for step in steps if (step.session_id, step.step) not in without_jobs]
-        if not ready:
-            return []
-        bound = self._settings.queue_bound
-        return self._policy(Snapshot(ready, waiting, self._live_processes(), bound, served=self._served))
+    def _publish(self, work: SessionWork, share: Share, *, chooses: bool) -> tuple[int, bool]:
+        """How many chunks were published, and whether no job waits for the step any more.
 
-    def _publish(self, work: SessionWork, share: Share) -> tuple[int, bool]:
-        """How many chunks were published, and whether no job waits for the step any more."""
+        `chooses`: rounds of searches are open steps of their own.
+        """
         step = work.library.step(share.step.step)
         size = self._pace.chunk(work.session_id, step)
         batch = self._settings.claim_batch
         wanted = min(share.chunks, max(1, batch // size))
+        only: sa.ColumnElement[bool] = sa.true()
+        if chooses:
+            only = Job.id.in_(share.step.jobs) if share.step.jobs else ~open_searches.is_round(work)
         chunks: list[ClaimedChunk] = []
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
-                chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted)
+                chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted, only)
                 # The library's code, before the commit: if it fails, nothing was claimed.
                 limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
         if not chunks:
@@ -182,9 +175,3 @@ class Publisher:
             self._full_until = time.monotonic() + _FULL_BACKOFF_S
             return True
         return False
-
-    def _live_processes(self) -> Counter[str]:
-        if time.monotonic() - self._counted_at > _COUNT_EVERY_S:
-            self._counted_at = time.monotonic()
-            self._processes = Counter(queue for one in self._board.live() if not one.aside for queue in one.queues)
-        return self._processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import MappingProxyType
 
 import sqlalchemy as sa
@@ -32,6 +33,7 @@ class SessionWork:
     library: Library
     priority: int = 0
     only: Sequence[str] = ()  #: names of the steps to serve, of those that the library has; all when empty
+    deadline: datetime | None = None  #: when it should have ended
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -51,12 +53,25 @@ class SessionWork:
         return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.machine_key)
 
     def open_steps(self) -> list[OpenStep]:
-        """The steps, as a policy sees them."""
-        last = len(self.steps) - 1
+        """The steps, as a policy sees them, the last one first."""
         return [
-            OpenStep(self.session_id, step.name, self.queue(step), self.priority, last - position)
-            for position, step in enumerate(self.steps)
+            OpenStep(
+                self.session_id,
+                step.name,
+                self.queue(step),
+                self.priority,
+                remaining,
+                continues=self._continues(step),
+            )
+            for remaining, step in enumerate(reversed(self.steps))
         ]
+
+    def _continues(self, step: Step) -> bool:
+        """Whether jobs come to the step from another one in the same queue; finals and searches are first steps."""
+        names = [one.name for one in self.library.steps]
+        place = names.index(step.name) if step.name in names else 0
+        before = self.library.steps[place - 1] if place else self.library.search
+        return step.name in names and before is not None and before.resource is step.resource
 
 
 def read_works(

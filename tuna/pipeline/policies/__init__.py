@@ -1,6 +1,6 @@
 """What to publish next: pure functions from a snapshot of the open work to shares of the queues.
 
-The pipeline uses `by_priority`. The others are compared by `tuna simulate` (docs/scheduling.md).
+The pipeline uses the first four, by the setting `policy`; `tuna simulate` compares all (docs/scheduling.md).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tuna.pipeline.policies.by_priority import by_priority
 from tuna.pipeline.policies.comparison import bundled, fifo, greedy, sequential, synchronous, unsynchronised
 from tuna.pipeline.policies.fair import fair
 from tuna.pipeline.policies.gradient import gradient
@@ -47,7 +46,6 @@ __all__ = [
     "StageKind",
     "StageTimes",
     "bundled",
-    "by_priority",
     "deadline",
     "fair",
     "fifo",

@@ -47,6 +47,7 @@ class OpenStep:
     #: all its steps there, so that a job does not keep a process for all its rounds.
     continues: bool = False
     progress: Progress | None = None  #: of all its jobs; None: not known
+    jobs: tuple[int, ...] = ()  #: their ids, where jobs are chosen; empty: any that wait for the step
 
     @property
     def kind(self) -> StageKind:

@@ -1,0 +1,106 @@
+"""Rounds of searches that wait for a worker, each as a separate open step, with the progress of its search: a policy chooses
+between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuna.db.models import Job, ModelConfig, Trial
+from tuna.db.types import utc_now
+from tuna.libraries.base import Step
+from tuna.pipeline.policies import OpenStep, Progress
+from tuna.pipeline.serving import SessionWork
+from tuna.pipeline.states import CLAIMABLE, is_open
+
+#: Rounds of each step that a policy chooses from: the oldest.
+_LIMIT = 1000
+#: A search: config, solver, steps.
+Search = tuple[int, int, str]
+
+
+def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
+    """Whether a job is a round of a search; false for all jobs of a library that does not search."""
+    search = work.library.search
+    return Job.steps.startswith(f"{search.name},", autoescape=True) if search else sa.false()
+
+
+def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
+    """The progress of each search, by the trials of its rounds that are complete."""
+    weights = _weights(connection, work)
+    good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None))
+    query = (
+        sa.select(
+            Job.config_id, Job.solver_id, Job.steps, Job.state, Job.step, sa.func.min(Trial.time_ms).label("best_ms")
+        )
+        .join(Trial, good, isouter=True)
+        .where(Job.session_id == work.session_id, is_round(work))
+        .group_by(Job.id)
+        .order_by(Job.round)
+    )
+    best: dict[Search, list[float]] = defaultdict(list)
+    rounds: dict[Search, int] = defaultdict(int)
+    for row in connection.execute(query):
+        if is_open(row.state, work.library.step(row.step).resource):
+            continue
+        search = (row.config_id, row.solver_id, row.steps)
+        rounds[search] += 1
+        if known := [ms for ms in (*best[search][-1:], row.best_ms) if ms is not None]:
+            best[search].append(min(known))
+    return {search: Progress(weights.get(search[0], 0.0), tuple(best[search]), rounds[search]) for search in rounds}
+
+
+def open_steps(connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]) -> list[OpenStep]:
+    """The rounds that wait for a worker, the oldest ones of each step."""
+    return [one for step in work.steps for one in _of_step(connection, work, step, known)]
+
+
+def _of_step(
+    connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, Progress]
+) -> list[OpenStep]:
+    states = [state.value for state in CLAIMABLE[step.resource]]
+    due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
+    columns = (Job.id, Job.config_id, Job.solver_id, Job.steps, Job.round, Job.updated_at)
+    query = (
+        sa.select(*columns)
+        # Index ix_job_claim (session_id, step, state, id).
+        .where(Job.session_id == work.session_id, Job.step == step.name, Job.state.in_(states), due, is_round(work))
+        .order_by(Job.id)
+        .limit(_LIMIT)
+    )
+    return [_open_step(work, step, row, known) for row in connection.execute(query)]
+
+
+def _open_step(work: SessionWork, step: Step, row: Any, known: Mapping[Search, Progress]) -> OpenStep:
+    steps = [work.library.step(name) for name in row.steps.split(",")]
+    place = steps.index(step)
+    resources = {one.resource for one in steps}
+    # A first step goes on where the round before ended, unless it would keep a process for all rounds.
+    before = steps[place - 1] if place else steps[-1] if row.round and len(resources) > 1 else None
+    return OpenStep(
+        session_id=work.session_id,
+        step=step.name,
+        queue=work.queue(step),
+        priority=work.priority,
+        remaining=len(steps) - 1 - place,
+        solver=str(row.solver_id),
+        ready=1,
+        since_s=row.updated_at.timestamp(),
+        continues=before is not None and before.resource is step.resource,
+        progress=known.get((row.config_id, row.solver_id, row.steps)),
+        jobs=(row.id,),
+    )
+
+
+def _weights(connection: sa.Connection, work: SessionWork) -> dict[int, float]:
+    """How often models run each config that is searched for."""
+    configs = sa.select(Job.config_id).where(Job.session_id == work.session_id, is_round(work))
+    query = (
+        sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))
+        .where(ModelConfig.config_id.in_(configs))
+        .group_by(ModelConfig.config_id)
+    )
+    return {config_id: float(weight) for config_id, weight in connection.execute(query)}
