@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tuna import embedded_redis
 from tuna.embedded_redis import EmbeddedRedis
-from tuna.pipeline.connection import connect, make_celery, queue_depth
+from tuna.errors import ServiceError
+from tuna.pipeline.connection import broker_url, connect, make_celery, queue_depth
 from tuna.settings import Settings
 
 
@@ -24,3 +28,15 @@ def test_each_home_has_its_own_broker(tmp_path: Path) -> None:
             assert connect(settings).llen("q") == 1
         finally:
             server.release()
+
+
+def test_the_password_of_the_embedded_broker_is_in_no_text_of_a_connection(tmp_path: Path) -> None:
+    """What Celery's banner and its errors name is `as_uri`."""
+    settings = Settings(home=tmp_path / "home")
+    password = embedded_redis.credentials(settings.run_dir).partition(":")[2]
+    assert password in broker_url(settings)
+    with make_celery(settings).connection_for_read() as connection:
+        assert password not in connection.as_uri() + repr(connection)
+    with pytest.raises(ServiceError) as raised:  # no server runs
+        connect(settings)
+    assert password not in f"{raised.value} {raised.value.hint} {raised.value.__context__}"
