@@ -7,6 +7,7 @@ Traces with the same instructions are of one design; its decisions in their orde
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -68,11 +69,9 @@ class Design:
         return cls(tuple(instructions), tuple(found))
 
     @functools.cached_property
-    def _counts(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
-        for name, *_ in self.instructions:
-            found[f"count.{name}"] = found.get(f"count.{name}", 0.0) + 1.0
-        return found
+    def _name(self) -> str:
+        """The same for the same design of another size: its instructions hold no extents."""
+        return "design." + hashlib.sha256(key_of([self.instructions, []]).encode()).hexdigest()[:8]
 
     def size(self) -> int:
         """Number of combinations of decisions; not every one need be a valid schedule."""
@@ -97,11 +96,8 @@ class Design:
         return [list(self.instructions), decided]
 
     def features(self, values: tuple[int, ...]) -> dict[str, float]:
-        """Of a tile the logarithms of its factors, of their products from within, and of the extent; of the rest, the values.
-
-        Designs of one problem differ in the numbers of their instructions by kind.
-        """
-        found: dict[str, float] = dict(self._counts)
+        """Of a tile the logarithms of its factors, of their products from within, and of the extent; of the rest, the values."""
+        found: dict[str, float] = {self._name: 1.0}
         level: dict[str, float] = {}
         for decision, value in zip(self.decisions, self.split(values), strict=True):
             if decision.kind == _TILE:
