@@ -38,8 +38,8 @@ _TREES: Mapping[str, Any] = {
 }
 #: Natural logarithm of the slowdown beyond which slow is slow, and what a failed candidate counts as.
 _SLOWEST, _FAILED = 4.0, 5.0
-#: What a trial of a like problem weighs beside one of the problem itself.
-_SIBLING_WEIGHT = 0.3
+#: Trials of like problems weigh together as much as so many of the problem itself, and each no more than half of one.
+_SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
 
 Features = Mapping[str, float]
 
@@ -63,6 +63,8 @@ def learn(features_of: Callable[[str], Features | None], sources: Sequence[Sourc
     targets: list[float] = []
     weights: list[float] = []
     trained_on = []
+    others = sum(len(source.trials) for source in sources if source.sibling)
+    sibling_weight = min(_SIBLING_WEIGHS, _SIBLINGS_WEIGH / others) if others else 0.0
     for source in sorted(sources, key=lambda source: (source.sibling, source.label)):
         known = [(trial, features_of(trial.params)) for trial in in_order(source.trials)]
         best = min((trial.seconds for trial, found in known if found and trial.seconds), default=None)
@@ -71,7 +73,7 @@ def learn(features_of: Callable[[str], Features | None], sources: Sequence[Sourc
         used = [(trial, found) for trial, found in known if found]
         rows += [found for _, found in used]
         targets += [_slowdown(trial.seconds, best) for trial, _ in used]
-        weights += [_SIBLING_WEIGHT if source.sibling else 1.0] * len(used)
+        weights += [sibling_weight if source.sibling else 1.0] * len(used)
         trained_on.append({"label": source.label, "trials": len(used), "sibling": source.sibling})
     if not rows:
         raise BadInput("There is no trial with a time to learn from.")
