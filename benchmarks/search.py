@@ -1,0 +1,180 @@
+"""The search on recorded trials: how fast it finds the best of a table, against random order, and with a sibling's table known.
+
+Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` made; nothing is built or measured. In a table the
+search has no points but those recorded, so what is judged is the cost model, not the breeding of new points.
+
+The curve: after each trial, the time of the table's best candidate over that of the best so far; its area is the mean over the
+first `--trials`. A task's figure is the mean over the seeds. Trials to within 5 % of the best: the median over the seeds; a warm
+start knows the whole table of the task's sibling, which is the same solver at another size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from benchmarks.harness import Outcome
+from tuna.libraries.search.cost_model import Source, learn
+from tuna.libraries.search.history import Measured
+from tuna.libraries.search.proposal import Strategy, propose
+from tuna.libraries.search.space import Point, Space
+from tuna.libraries.tvm.search.decisions import Design
+
+FOLDER = Path(__file__).parent / "trials"
+#: In which share of the tasks the area must be larger than random's, and what of random's it must be in each; in which share of
+#: them a warm start must need at most half of the trials.
+_BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
+_NEAR = 1.05
+
+
+@dataclass(frozen=True)
+class Table(Space):
+    """A table as a space: its rows are all points that there are."""
+
+    name: str
+    rows: Sequence[Measured]
+    described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
+
+    def points(self) -> Iterator[Point]:
+        return ((index,) for index in range(len(self.rows)))
+
+    def size(self) -> int:
+        return len(self.rows)
+
+    def point_of(self, params: str) -> Point | None:
+        name, _, index = params.rpartition(" ")
+        return (int(index),) if name == self.name else None
+
+    def params_of(self, point: Point) -> str | None:
+        return self.rows[point[0]].params
+
+    def features(self, point: Point) -> Mapping[str, float]:
+        return self.described[self.rows[point[0]].params]
+
+    def features_of(self, params: str) -> Mapping[str, float] | None:
+        return self.described.get(params)
+
+    def random(self, chance: Random) -> Point:
+        return (chance.randrange(len(self.rows)),)
+
+    def mutated(self, point: Point, chance: Random) -> Point:
+        return self.random(chance)
+
+    def crossed(self, one: Point, other: Point, chance: Random) -> Point:
+        return one
+
+    def measured(self, params: str) -> Measured:
+        """The trial as it was recorded."""
+        point = self.point_of(params)
+        assert point is not None
+        return self.rows[point[0]]
+
+    def best(self) -> float:
+        """Seconds of the fastest candidate."""
+        return min(row.seconds for row in self.rows if row.seconds is not None)
+
+
+def main() -> int:
+    """Print the figures of every task; 1 if the budget is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=128, help="of a search")
+    parser.add_argument("--batch", type=int, default=16, help="trials of one round")
+    parser.add_argument("--json", action="store_true", help="the default")
+    parser.add_argument(
+        "--task", action="append", help="only this table; a part of the whole has no verdict of its own"
+    )
+    given = parser.parse_args()
+    known = read(FOLDER)
+    tables = {name: known[name] for name in given.task or known}
+    figures: dict[str, float] = {}
+    areas, speedups = [], []
+    for name, table in tables.items():
+        sibling = sibling_of(table, known)
+        runs = {
+            way: [replay(table, way, seed, given.trials, given.batch, sibling) for seed in range(given.seeds)]
+            for way in ("random", "search", "warm")
+        }
+        area = {way: statistics.mean(statistics.mean(curve) for curve in curves) for way, curves in runs.items()}
+        near = {way: statistics.median(map(_trials_to_near, curves)) for way, curves in runs.items()}
+        figures |= {f"{name} area, {way}": value for way, value in area.items()}
+        figures |= {f"{name} trials to 5 %, {way}": value for way, value in near.items()}
+        areas.append(area["search"] / area["random"])
+        speedups.append(near["search"] / near["warm"])
+    ratios = {f"{name} area": ratio for name, ratio in zip(tables, areas, strict=True)}
+    ratios |= {f"{name} trials saved by a warm start": ratio for name, ratio in zip(tables, speedups, strict=True)}
+    ratios |= {
+        "share of tasks better than random": sum(ratio > 1.0 for ratio in areas) / len(areas),
+        "worst area": min(areas),
+        "share of tasks in which a warm start halves the trials": sum(ratio >= 2.0 for ratio in speedups)
+        / len(speedups),
+    }
+    budget = {
+        "share of tasks better than random": _BETTER,
+        "worst area": _WORSE,
+        "share of tasks in which a warm start halves the trials": _FASTER,
+    }
+    return Outcome("search", figures, ratios=ratios, budget={} if given.task else budget).print()
+
+
+def read(folder: Path) -> dict[str, Table]:
+    """The tables by name."""
+    described: dict[str, Mapping[str, float]] = {}
+    tables = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        header, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+        designs = [Design.read(trace) for trace in header["designs"]]
+        rows = []
+        for index, line in enumerate(lines):
+            design, *values = line["point"]
+            rows.append(Measured(f"{header['task']} {index}", line["seconds"], line["cause"]))
+            described[rows[-1].params] = designs[design].features(tuple(values))
+        tables[header["task"]] = Table(header["task"], rows, described)
+    return tables
+
+
+def sibling_of(table: Table, tables: Mapping[str, Table]) -> Table:
+    """The other table of the same solver and layout."""
+    (found,) = (other for other in tables.values() if other is not table and _family(other) == _family(table))
+    return found
+
+
+def replay(table: Table, way: str, seed: int, trials: int, batch: int, sibling: Table) -> list[float]:
+    """The curve of one search."""
+    history: list[Measured] = []
+    strategy: Strategy = "random" if way == "random" else "search"
+    while len(history) < trials:
+        model = None
+        if way == "warm":
+            sources = [Source("own", history), Source(sibling.name, sibling.rows, sibling=True)]
+            model = learn(table.features_of, sources)
+        asked = min(batch, trials - len(history))
+        proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, model=model)
+        history += map(table.measured, proposed)
+        if len(proposed) < asked:
+            break
+    best, fastest, curve = table.best(), math.inf, []
+    for trial in history:
+        fastest = min(fastest, trial.seconds or math.inf)
+        curve.append(best / fastest)
+    return curve
+
+
+def _trials_to_near(curve: Sequence[float]) -> int:
+    """How many trials until the best so far is within 5 % of the best; one more than there are if it never is."""
+    return next((number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1)
+
+
+def _family(table: Table) -> str:
+    return table.name.rpartition("-")[0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
