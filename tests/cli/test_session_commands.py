@@ -24,7 +24,9 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     shown = loaded("tuna", "session", "show", 1).out
     assert "20 (20 new)" in shown
     assert listed[0]["uuid"] in shown
-    assert json.loads(loaded("tuna", "session", "show", 1, "--json").out) == listed[0]
+    shown = json.loads(loaded("tuna", "session", "show", 1, "--json").out)
+    assert shown.pop("outlook")["unfinished"] == 20
+    assert shown == listed[0]
 
     file = tmp_path / "session.tuna"
     ended = loaded("tuna", "session", "archive", 1, file)
@@ -48,6 +50,23 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     assert loaded("tuna", "session", "restore", file, "--reason", "from home").code == 0
     (there,) = json.loads(loaded("tuna", "session", "list", "--json").out)
     assert (there["reason"], there["uuid"], there["jobs"]) == ("from home", listed[0]["uuid"], {"new": 20})
+
+
+def test_a_deadline_is_set_shown_and_removed(loaded: TypeIn, home: Path) -> None:
+    assert loaded("tuna", "session", "set", 1, "--deadline", "2020-01-31T18:00+00:00").code == 0
+    assert "cannot be kept" in loaded("tuna", "session", "show", 1).out, "it is over, and 20 jobs are left"
+    assert "cannot be kept" in loaded("tuna", "status").out
+    (status,) = json.loads(loaded("tuna", "status", "--json").out)
+    assert status["outlook"]["deadline"] == "2020-01-31T18:00:00+00:00"
+    assert status["outlook"]["can_be_kept"] is False
+    assert loaded("tuna", "session", "set", 1, "--deadline", "2999-01-31T18:00").code == 0
+    assert "can" not in loaded("tuna", "session", "show", 1).out.partition("deadline")[2].splitlines()[0], "not known"
+    assert loaded("tuna", "session", "set", 1, "--deadline", "none").out == "session 1: no deadline\n"
+    assert "deadline" not in loaded("tuna", "session", "show", 1).out
+    for words in ((), ("--deadline", "soon"), ("--deadline", "0001-01-01T00:00+23:00")):
+        ended = loaded("tuna", "session", "set", 1, *words)
+        assert (ended.code, "Traceback" in ended.err) == (2, False)
+    assert loaded("tuna", "session", "set", 9, "--deadline", "none").code == 3
 
 
 def test_jobs_that_run_are_canceled_first_or_are_in_the_way(loaded: TypeIn, home: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tuna.artifacts import Artifacts
 from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.db.types import utc_now
 from tuna.errors import NotFound, TunaError
 from tuna.libraries.context import RunContext
 from tuna.libraries.registry import get_library
@@ -138,6 +140,20 @@ def test_a_session_of_higher_priority_is_published_first_and_overtakes(
     coordinator.publish()
     assert celery.sent == [(second, "build", 0)] * 4
     assert {priority for session, _, priority in celery.sent if session == first} <= {3}
+
+
+def test_a_session_with_a_deadline_is_published_first_under_that_policy(
+    engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNA_POLICY", "deadline")
+    get_settings.cache_clear()
+    first = make_jobs(engine, 60)
+    second = make_session(engine, "due")
+    with writing(engine) as connection:
+        sessions.set_deadline(connection, second, utc_now() + timedelta(hours=1))
+    celery = Silent()
+    make(celery, works_of(engine, [first, second])).publish()
+    assert [session for session, *_ in celery.sent] == [second] * 4
 
 
 def test_turns_are_counted_in_each_queue_for_itself(

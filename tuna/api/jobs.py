@@ -136,6 +136,7 @@ def run(
     steps: Sequence[str] = (),
     *,
     processes: int | None = None,
+    policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_wait: Callable[[float], None] | None = None,
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
@@ -143,31 +144,33 @@ def run(
     """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `processes`: compile processes, by default one for each core that may build. `on_progress` is called a few
-    times a second at most, `on_wait` after an interruption, with the seconds that workers have to finish what they do,
-    and `on_behind` when workers are busy with other sessions first, with the number of chunks of each. A second call resumes.
+    `processes`: compile processes, by default one for each core that may build; `policy`: as `Settings.policy`, its default.
+    `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the seconds that workers have
+    to finish what they do, and `on_behind` when workers are busy with other sessions first, with the number of chunks of
+    each. A second call resumes.
     """
     from tuna.workers.session_run import default_workers
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind)
+    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy)
 
 
 def enqueue(
     session_id: int | Sequence[int] | None,
     steps: Sequence[str] = (),
     *,
+    policy: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
     on_stored: Callable[[Collection[int]], None] | None = None,
 ) -> Progress:
     """Fill the queues and drain results until every job is finished, as `run` does; the workers run elsewhere.
 
-    `on_stored` gets the jobs of which results were just stored, of any session.
+    `policy`: as `Settings.policy`, its default. `on_stored` gets the jobs of which results were just stored, of any session.
     """
-    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored)
+    return _work_through(session_id, steps, lambda _: (), on_progress, None, on_behind, on_stored, policy)
 
 
 def _work_through(
@@ -178,14 +181,18 @@ def _work_through(
     on_wait: Callable[[float], None] | None,
     on_behind: Callable[[Mapping[int, int]], None] | None,
     on_stored: Callable[[Collection[int]], None] | None = None,
+    policy: str | None = None,
 ) -> Progress:
     from tuna.db.database import open_database
     from tuna.settings import get_settings
     from tuna.workers.session_run import run_sessions
 
+    settings = get_settings()
+    if policy is not None:
+        settings = settings.model_copy(update={"policy": policy})
     found = run_sessions(
         open_database(),
-        get_settings(),
+        settings,
         [session_id] if isinstance(session_id, int) else session_id,
         steps=steps,
         workers=workers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tuna.libraries.conditions import Condition
     from tuna.reports.comparison import Comparison
     from tuna.reports.report_data import ReportFigures
-    from tuna.reports.status import Watcher
+    from tuna.reports.status import Outlook, Watcher
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,28 @@ def set_priority(session_id: int, priority: int) -> None:
 
     with writing(open_database()) as connection:
         sessions.set_priority(connection, session_id, priority)
+
+
+def set_deadline(session_id: int, deadline: datetime | None) -> None:
+    """Say when a session should have ended, for the policy `deadline`; None: no deadline. Raises NotFound."""
+    from tuna.db import sessions
+    from tuna.db.database import open_database
+    from tuna.db.engine import writing
+
+    with writing(open_database()) as connection:
+        sessions.set_deadline(connection, session_id, deadline)
+
+
+def outlook(session_id: int) -> Outlook | None:
+    """What is left of a session, whether that can keep its deadline, and the error of the prediction.
+
+    None if its library is not installed here. Raises NotFound.
+    """
+    from tuna.db.database import open_database
+    from tuna.reports.status import read_outlook
+    from tuna.settings import get_settings
+
+    return read_outlook(open_database(), get_settings(), session_id)
 
 
 def update_solvers(library: str) -> int:

@@ -24,7 +24,11 @@ _GC_THRESHOLD = 100_000
 COMMANDS = {
     "quickstart": ("tuna.cli.quickstart", "quickstart", "Tune some ResNet-50 layers on this machine, end to end."),
     "init-session": ("tuna.cli.setup", "init_session", "Start a tuning effort in this machine's environment."),
-    "session": ("tuna.cli.session", "session", "List, archive, restore and delete sessions; set their priority."),
+    "session": (
+        "tuna.cli.session",
+        "session",
+        "List, archive, restore and delete sessions; set their priority and deadline.",
+    ),
     "import": ("tuna.cli.setup", "import_configs", "Import layers from a file of driver commands or a log."),
     "capture": ("tuna.cli.capture", "capture", "Run a program and import the layers that it asks its libraries for."),
     "configs": ("tuna.cli.setup", "configs", "List the layers that carry a tag."),

@@ -149,3 +149,10 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+policy = click.option(
+    "--policy",
+    type=click.Choice(["auto", "fair", "gradient", "shortest", "deadline"]),
+    help="What is published next; default: TUNA_POLICY.",
+)

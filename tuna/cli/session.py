@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,15 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.show import chance, local_time
+from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
-from tuna.reports.formats import size
+from tuna.reports.formats import duration, size
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.archives.sizes import SessionSize
+    from tuna.reports.status import Outlook
 
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
@@ -38,7 +42,7 @@ class _Counts:
 
 @click.group()
 def session() -> None:
-    """List, archive, restore and delete sessions; set their priority."""
+    """List, archive, restore and delete sessions; set their priority and deadline."""
 
 
 @session.command("list")
@@ -65,7 +69,7 @@ def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
     (one,) = api.list_sessions(session_id)
     if as_json:
-        print_json(_document(one))
+        print_json(_document(one) | {"outlook": show_outlook(api.outlook(session_id))})
         return
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
     golden = ", ".join(map(str, one.golden))
@@ -78,6 +82,7 @@ def show(session_id: int, as_json: bool) -> None:
         ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
         ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {size(one.artifact_bytes)}"),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
+        *_outlook_lines(api.outlook(session_id)),
     ):
         say(f"{name:12} {text}")
 
@@ -149,8 +154,38 @@ def _document(one: SessionSize) -> dict[str, object]:
 
 @session.command("set")
 @_ID
-@click.option("--priority", type=click.IntRange(0, 9), required=True, help="0 to 9; the highest is served first.")
-def set_session(session_id: int, priority: int) -> None:
-    """Set the priority of a session; a coordinator that serves it knows within a second."""
-    api.set_priority(session_id, priority)
-    say(f"session {session_id}: priority {priority}")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; the highest is served first.")
+@click.option("--deadline", metavar="TIME", help="When it should have ended: 2027-01-31T18:00, of this place; or none.")
+def set_session(session_id: int, priority: int | None, deadline: str | None) -> None:
+    """Set the priority or the deadline of a session; a coordinator that serves it knows within a second.
+
+    The policy `deadline` goes by deadlines (TUNA_POLICY).
+    """
+    if priority is None and deadline is None:
+        raise BadInput("There is nothing to set.", hint="give --priority or --deadline")
+    at = None if deadline in (None, "none") else _moment(deadline)
+    if priority is not None:
+        api.set_priority(session_id, priority)
+        say(f"session {session_id}: priority {priority}")
+    if deadline is not None:
+        api.set_deadline(session_id, at)
+        say(f"session {session_id}: {f'deadline {local_time(at)}' if at else 'no deadline'}")
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        raise BadInput(f"{text!r} is not a time.", hint="such as 2027-01-31T18:00, or none") from None
+
+
+def _outlook_lines(one: Outlook | None) -> list[tuple[str, str]]:
+    """The deadline, what is left, and how good the prediction of that is."""
+    lines: list[tuple[str, str]] = []
+    if one is not None and one.deadline is not None:
+        lines.append(("deadline", chance(one)))
+    if one is not None and one.unfinished and one.eta_s is not None:
+        lines.append(("left", f"{counted(one.unfinished, 'job')}, {duration(one.eta_s)} with the live workers"))
+    if one is not None and one.prediction_error is not None:
+        lines.append(("prediction", f"{one.prediction_error:.0%} off, the median over the stages that are left"))
+    return lines

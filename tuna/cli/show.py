@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuna import api
 from tuna.cli.console import print_json, print_table, say
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tuna.exports.intake import ImportReport
     from tuna.libraries.conditions import Condition
     from tuna.libraries.noise_records import NoiseRecord, Quiet
+    from tuna.reports.status import Outlook
 
 _T = TypeVar("_T")
 
@@ -228,8 +230,29 @@ def _verdict(finding: Finding) -> str:
     return "CHANGE" if not finding.ok else "warning" if finding.warning else "ok"
 
 
+def local_time(moment: datetime) -> str:
+    """A moment by this place's clock."""
+    return moment.astimezone().isoformat(timespec="minutes")
+
+
+def chance(one: Outlook) -> str:
+    """A session's deadline, and whether it can be kept."""
+    known = {True: ", can be kept", False: ", cannot be kept", None: ""}[one.can_be_kept]
+    return f"{local_time(one.deadline)}{known}" if one.deadline else "none"
+
+
+def outlook(one: Outlook | None) -> dict[str, Any]:
+    """What is left of a session, as JSON."""
+    if one is None:
+        return {}
+    deadline = one.deadline.isoformat() if one.deadline else None
+    return {**asdict(one), "deadline": deadline, "can_be_kept": one.can_be_kept}
+
+
 def _marked(session: Overview) -> str:
     marks = [f"priority {session.priority}"] if session.priority else []
+    if session.has_deadline and (found := api.outlook(session.session_id)):
+        marks.append(f"deadline {chance(found)}")
     marks += ["simulated"] if session.simulated else []
     marks += [
         f"{number} {name}" for number, name in ((session.noisy, "noisy"), (session.undrained, "undrained")) if number

@@ -62,6 +62,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "simulated": session.simulated,
         "noisy": session.noisy,
         "priority": session.priority,
+        "outlook": show.outlook(api.outlook(session.session_id)) if session.has_deadline else {},
         "undrained": session.undrained,
         "fault": session.fault,
         "failures": [asdict(failure) for failure in session.failures],

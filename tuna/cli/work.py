@@ -20,22 +20,33 @@ if TYPE_CHECKING:
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that may build.")
-def run(session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None) -> int:
+@options.policy
+def run(
+    session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None, policy: str | None
+) -> int:
     """Work through sessions with workers on this machine. Interrupted, it goes on where it was."""
     chosen = options.sessions(session_ids, every=every)
-    return 1 if work_through(chosen, options.split(steps), workers=True, processes=compile_processes) else 0
+    wanted = options.split(steps)
+    return 1 if work_through(chosen, wanted, workers=True, processes=compile_processes, policy=policy) else 0
 
 
 @click.command()
 @options.session_ids
 @click.option("--steps", help="Comma-separated steps; default: all.")
-def enqueue(session_ids: tuple[int, ...], every: bool, steps: str | None) -> int:
+@options.policy
+def enqueue(session_ids: tuple[int, ...], every: bool, steps: str | None, policy: str | None) -> int:
     """Fill the queues and drain results until every job is through; workers run in other terminals or machines."""
-    return 1 if work_through(options.sessions(session_ids, every=every), options.split(steps)) else 0
+    chosen = options.sessions(session_ids, every=every)
+    return 1 if work_through(chosen, options.split(steps), policy=policy) else 0
 
 
 def work_through(
-    session_ids: Sequence[int] | None, steps: Sequence[str] = (), *, workers: bool = False, processes: int | None = None
+    session_ids: Sequence[int] | None,
+    steps: Sequence[str] = (),
+    *,
+    workers: bool = False,
+    processes: int | None = None,
+    policy: str | None = None,
 ) -> int:
     """Run or enqueue the steps with a view of the progress; returns the number of jobs that errored.
 
@@ -52,12 +63,13 @@ def work_through(
                 session_ids,
                 steps,
                 processes=processes,
+                policy=policy,
                 on_progress=view.update,
                 on_wait=view.stopping,
                 on_behind=say_behind,
             )
         else:
-            end = api.enqueue(session_ids, steps, on_progress=view.update, on_behind=say_behind)
+            end = api.enqueue(session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind)
     for key, one in sorted(end.sessions.items()):
         say(f"session {key}: {', '.join(f'{count} {name}' for name, count in sorted(one.states.items()))}")
     if not end.sessions:

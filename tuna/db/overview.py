@@ -22,7 +22,7 @@ _job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged
 _attempt = _table("step_result", "id", "job_id", "step", "cause", "output_tail")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
-_session = _table("session", "id", "reason", "environment_id", "priority", "fault")
+_session = _table("session", "id", "reason", "environment_id", "priority", "deadline", "fault")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
 
@@ -52,6 +52,7 @@ class Overview:
     simulated: bool = False  #: a stand-in timed some of its results
     noisy: int = 0  #: results that were measured on a device that was not quiet
     priority: int = 0  #: 0 to 9; the highest is served first
+    has_deadline: bool = False
     fault: str = ""  #: why coordinators have set it aside
     undrained: int = 0  #: reports that wait for a coordinator which has the library
 
@@ -100,6 +101,7 @@ _SESSIONS = (
         _session.c.id,
         _session.c.reason,
         _session.c.priority,
+        _session.c.deadline.is_not(None).label("has_deadline"),
         _session.c.fault,
         _environment.c.library,
         _environment.c.key,
@@ -165,6 +167,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
             priority=row.priority,
+            has_deadline=bool(row.has_deadline),
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,6 +27,13 @@ class SessionInfo:
     reason: str
     environment: Environment
     priority: int = 0  #: 0 to 9; the highest is served first
+    deadline: datetime | None = None  #: when it should have ended
+
+
+def set_deadline(connection: sa.Connection, session_id: int, deadline: datetime | None) -> None:
+    """Set when a session should have ended, None for no deadline; raises NotFound."""
+    get(connection, session_id)
+    connection.execute(sa.update(models.Session).where(models.Session.id == session_id).values(deadline=deadline))
 
 
 def set_priority(connection: sa.Connection, session_id: int, priority: int) -> None:
@@ -72,7 +80,7 @@ def create(connection: sa.Connection, environment: Environment, reason: str) -> 
 def get(connection: sa.Connection, session_id: int) -> SessionInfo:
     """The session; raises NotFound, whose hint lists the existing ids."""
     row = connection.execute(
-        sa.select(models.Session.reason, models.Session.priority, models.Environment)
+        sa.select(models.Session.reason, models.Session.priority, models.Session.deadline, models.Environment)
         .join(models.Environment, models.Environment.id == models.Session.environment_id)
         .where(models.Session.id == session_id)
     ).first()
@@ -91,7 +99,7 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         flags=row.flags,
         conditions=row.conditions or {},
     )
-    return SessionInfo(session_id, row.reason, environment, row.priority)
+    return SessionInfo(session_id, row.reason, environment, row.priority, row.deadline)
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:

@@ -82,19 +82,21 @@ def read_works(
 ) -> list[SessionWork]:
     """These sessions, or with None all that have open jobs; without those whose library is not installed here.
 
-    `known`: those that were read before, of which only the priority may have changed, or which were deleted. Raises NotFound
-    for another unknown session.
+    `known`: those that were read before, of which only priority and deadline may have changed, or which were deleted. Raises
+    NotFound for another unknown session.
     """
     ids = _open(connection) if session_ids is None else list(session_ids)
-    query = sa.select(Session.id, Session.priority).where(Session.id.in_(ids))
-    priorities = {row.id: row.priority for row in connection.execute(query)}
-    found = [replace(known[key], priority=priorities[key]) for key in ids if key in known and key in priorities]
+    query = sa.select(Session.id, Session.priority, Session.deadline).where(Session.id.in_(ids))
+    now = {row.id: {"priority": row.priority, "deadline": row.deadline} for row in connection.execute(query)}
+    found = [replace(known[key], **now[key]) for key in ids if key in known and key in now]
     namespace = sessions.namespace(connection)
     for session_id in (key for key in ids if key not in known):
         info = sessions.get(connection, session_id)
         library = find_library(info.environment.library)
         if library is not None:
-            work = SessionWork(session_id, namespace, info.environment, library, info.priority, tuple(steps))
+            work = SessionWork(
+                session_id, namespace, info.environment, library, info.priority, tuple(steps), info.deadline
+            )
             found.append(work)
     return found
 

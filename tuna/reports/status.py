@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tuna.db import jobs, overview, sessions
+from tuna.db import overview, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
 from tuna.errors import TunaError
-from tuna.libraries.base import Library
-from tuna.libraries.registry import get_library
+from tuna.libraries.registry import find_library, get_library
+from tuna.pipeline import forecast
+from tuna.pipeline.policies import StageTimes
 from tuna.pipeline.reproduction import with_commands
-from tuna.pipeline.states import is_open
+from tuna.pipeline.serving import SessionWork
 from tuna.reports.totals import SessionTotals, Totals
 from tuna.settings import Settings
 from tuna.vocabulary import Resource
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 #: Window of the rate in seconds, and maximum number of the newest results that it is read from.
 _RATE_WINDOW_S = 60.0
 _RATE_ROWS = 5000
-#: Number of the latest jobs of each state whose durations give the median.
-_SAMPLE = 100
 _ROLES = {Resource.CPU: "compile", Resource.DEVICE: "eval"}
 
 
@@ -78,14 +76,15 @@ class Watcher:
             totals = self._totals.sessions() if whole else {}
             shown = []
             for seen in found:
-                outlook = _Outlook(connection, sessions.get(connection, seen.session_id))
+                mine = totals.get(seen.session_id)
+                outlook = _outlook(connection, sessions.get(connection, seen.session_id), workers, mine)
                 shown.append(
                     LiveSession(
                         overview=seen,
                         unfinished=outlook.unfinished,
                         rate_per_s=rates.get(seen.session_id, 0.0),
-                        eta_s=outlook.eta_s(workers, totals.get(seen.session_id)),
-                        totals=totals.get(seen.session_id),
+                        eta_s=outlook.eta_s,
+                        totals=mine,
                     )
                 )
         return Snapshot(utc_now(), tuple(shown), workers, 1.0 if whole else self._totals.share)
@@ -123,84 +122,70 @@ def _rates(connection: sa.Connection) -> dict[int, float]:
     return {session: count / max(1.0, (now - oldest).total_seconds()) for session, count, oldest in rows if oldest}
 
 
-class _Outlook:
-    """Remaining work of a session, and its duration."""
+@dataclass(frozen=True)
+class Outlook:
+    """What is left of a session, if all capable workers work on it alone. Of a search only open rounds count."""
 
-    def __init__(self, connection: sa.Connection, info: sessions.SessionInfo) -> None:
-        self._environment = info.environment
-        self._library = get_library(info.environment.library)
-        counts = jobs.by_state(connection, info.id)
-        self.unfinished = sum(
-            n for (state, step), n in counts.items() if is_open(state, self._library.step(step).resource)
-        )
-        sample = {group: _latest(connection, info.id, *group) for group in counts if self.unfinished}
-        self._left = _left(self._library, counts, sample)
-        self._median_s = _medians(connection, [job for rows in sample.values() for job, _ in rows])
+    unfinished: int  #: jobs
+    eta_s: float | None  #: None: not known yet, or no live worker
+    prediction_error: float | None  #: median of |duration - predicted| / duration of its stages; None: not known
+    deadline: datetime | None = None
 
-    def eta_s(self, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None) -> float | None:
-        """Seconds until the busier kind of resource is done, if all capable workers work on this session."""
-        seconds: dict[Resource, float] = defaultdict(float)
-        for step, number in self._left.items():
-            if step not in self._median_s:
-                return None
-            seconds[self._library.step(step).resource] += number * self._median_s[step]
-        found = [0.0]
-        for resource, needed_s in seconds.items():
-            count = self._workers(resource, workers, totals)
-            if not count:
-                return None
-            found.append(needed_s / count)
-        return max(found) if self._left else None
-
-    def _workers(
-        self, resource: Resource, workers: Sequence[WorkerStatus] | None, totals: SessionTotals | None
-    ) -> int | None:
-        """Live workers; the largest number so far when Redis is unreachable."""
-        if workers is None:
-            return None if totals is None else totals.devices if resource is Resource.DEVICE else totals.processes
-        here = [worker for worker in workers if worker.role == _ROLES[resource]]
-        if resource is Resource.DEVICE:
-            # Empty: a worker for several environments.
-            return sum(worker.environment in ("", self._environment.machine_key) for worker in here)
-        return sum(self._environment.toolchain in worker.toolchains for worker in here)
+    @property
+    def can_be_kept(self) -> bool | None:
+        """Whether the deadline can be kept; None: there is none, nothing is left, or it is not known."""
+        if self.deadline is None or not self.unfinished:
+            return None
+        if self.deadline <= utc_now():
+            return False
+        return None if self.eta_s is None else utc_now() + timedelta(seconds=self.eta_s) <= self.deadline
 
 
-def _latest(connection: sa.Connection, session_id: int, state: str, step: str) -> list[tuple[int, str]]:
-    """(id, steps) of the latest jobs of a state: the end of a range of ix_job_claim."""
-    rows = connection.execute(
-        sa.select(Job.id, Job.steps)
-        .where(Job.session_id == session_id, Job.step == step, Job.state == state)
-        .order_by(Job.id.desc())
-        .limit(_SAMPLE)
-    )
-    return [(row.id, row.steps) for row in rows]
+def read_outlook(engine: sa.Engine, settings: Settings, session_id: int) -> Outlook | None:
+    """The outlook of one session, None if its library is not installed here; raises NotFound."""
+    with reading(engine) as connection:
+        info = sessions.get(connection, session_id)
+        if find_library(info.environment.library) is None:
+            return None
+        return _outlook(connection, info, live_workers(settings, sessions.namespace(connection)), None)
 
 
-def _left(
-    library: Library, counts: Mapping[tuple[str, str], int], sample: Mapping[tuple[str, str], list[tuple[int, str]]]
-) -> dict[str, float]:
-    """How often each step is still to be run; jobs of a state are taken to have the steps that its latest have."""
-    left: dict[str, float] = defaultdict(float)
-    for (state, step), count in counts.items():
-        if not is_open(state, library.step(step).resource):
-            continue
-        kinds = Counter(steps for _, steps in sample[state, step])
-        for steps, number in kinds.items():
-            order = jobs.step_names(steps)
-            for later in order[order.index(step) :]:
-                left[later] += count * number / kinds.total()
-    return dict(left)
+def _outlook(
+    connection: sa.Connection,
+    info: sessions.SessionInfo,
+    workers: Sequence[WorkerStatus] | None,
+    totals: SessionTotals | None,
+) -> Outlook:
+    library = get_library(info.environment.library)
+    work = SessionWork(info.id, "", info.environment, library)
+    left, times = forecast.left(connection, work), StageTimes()
+    if left.stages:
+        forecast.learn(connection, work, left.sample, times)
+    found = [0.0]
+    eta_s: float | None = None
+    if left.stages and left.is_known(times):
+        seconds = left.seconds(times)
+        for resource in {library.step(kind.step).resource for kind in left.stages}:
+            needed_s = sum(
+                seconds[queue]
+                for queue in {kind.queue for kind in left.stages if library.step(kind.step).resource is resource}
+            )
+            found.append(needed_s / count if (count := _workers(info, resource, workers, totals)) else math.inf)
+        eta_s = max(found) if max(found) < math.inf else None
+    return Outlook(left.jobs, eta_s, left.error(times), info.deadline)
 
 
-def _medians(connection: sa.Connection, job_ids: Sequence[int]) -> dict[str, float]:
-    """Median duration in seconds of each step, over good attempts of these jobs (unique key: job_id, step, attempt)."""
-    durations: dict[str, list[float]] = defaultdict(list)
-    rows = connection.execute(
-        sa.select(StepResult.step, StepResult.started_at, StepResult.ended_at).where(
-            StepResult.job_id.in_(job_ids), StepResult.cause.is_(None)
-        )
-    )
-    for step, started_at, ended_at in rows:
-        if started_at and ended_at:
-            durations[step].append((ended_at - started_at).total_seconds())
-    return {step: statistics.median(values) for step, values in durations.items()}
+def _workers(
+    info: sessions.SessionInfo,
+    resource: Resource,
+    workers: Sequence[WorkerStatus] | None,
+    totals: SessionTotals | None,
+) -> int | None:
+    """Live workers; the largest number so far when Redis is unreachable."""
+    if workers is None:
+        return None if totals is None else totals.devices if resource is Resource.DEVICE else totals.processes
+    here = [worker for worker in workers if worker.role == _ROLES[resource]]
+    if resource is Resource.DEVICE:
+        # Empty: a worker for several environments.
+        return sum(worker.environment in ("", info.environment.machine_key) for worker in here)
+    return sum(info.environment.toolchain in worker.toolchains for worker in here)

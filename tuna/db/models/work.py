@@ -61,6 +61,7 @@ class Session(Base):
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     reason: Mapped[str] = text(255)
     priority: Mapped[int] = mapped_column(default=0, server_default="0")  #: 0 to 9; the highest is served first
+    deadline: Mapped[datetime | None]  #: when it should have ended: see the policy `deadline`
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     fault: Mapped[str | None] = mapped_column(LongText)  #: why it is set aside: see `pipeline.aside`
     uuid: Mapped[str] = text(36, default=_new_uuid, server_default="", index=True, unique=True)  #: in every database
