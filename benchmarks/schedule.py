@@ -1,7 +1,7 @@
 """Scheduling policies, simulated: the set-ups of the load-aware scheduler thesis, ours, and the simulator's own speed.
 
 Hours are means over seeds. The stage times are those of examples/two_jobs.toml. The thesis measured each set-up once; its figures
-are the baseline. The same set-ups through the real pipeline on a simulated device are not measured here: jobs have no rounds yet.
+are the baseline. The same set-ups through the real pipeline on a simulated device are not measured here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIMIT_S = 60.0
 def main() -> int:
     """Command line; `--seeds`: simulations of each set-up."""
     options = command_line(__doc__, seeds=12, devices=1000, jobs=100_000).parse_args()
-    print("through the real pipeline: not measured, it needs rounds", file=sys.stderr)
+    print("through the real pipeline: not measured", file=sys.stderr)
     outcome = Outcome("schedule", {"seeds": options.seeds})
     _compare(outcome, options.seeds)
     _look_ahead(outcome, options.seeds)

@@ -156,6 +156,30 @@ def test_a_session_with_a_deadline_is_published_first_under_that_policy(
     assert [session for session, *_ in celery.sent] == [second] * 4
 
 
+def test_what_ended_predicts_what_is_left(
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    tuna_home: Path,
+    make: Callable[..., Coordinator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUNA_POLICY", "shortest")
+    get_settings.cache_clear()
+    work = works_of(engine, [make_jobs(engine, 1, options={"trials": 1})])[0]
+    context = RunContext(Artifacts(tuna_home.as_uri(), tuna_home), tuna_home, (0,))
+    coordinator = make(InProcess(Runner(redis_client, get_settings().lease_s, context)), [work])
+    snapshots = coordinator.publisher._snapshots
+    coordinator.publish()
+    assert snapshots._left[work.session_id].jobs == 10
+    coordinator.drain.once()
+    snapshots._read_at = 0.0
+    snapshots.policy([work])
+    assert {(kind.step, kind.queue) for kind in snapshots._times._kinds} == {
+        ("build", work.queue(LIBRARY.step("build")))
+    }
+    assert len(snapshots._times._kinds) == 10, "one for each solver"
+
+
 def test_turns_are_counted_in_each_queue_for_itself(
     engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
