@@ -28,7 +28,7 @@ def tvm_here() -> None:
 @pytest.fixture(scope="session")
 def xgboost_here() -> None:
     """Skip without xgboost at home, fail without it in CI."""
-    need(find_spec("xgboost") is not None, "xgboost (pip install '.[search]')")
+    need(find_spec("xgboost") is not None, "xgboost (pip install '.[tvm]')")
 
 
 @pytest.fixture(scope="module")

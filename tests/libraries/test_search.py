@@ -162,5 +162,5 @@ def test_without_xgboost_a_search_says_what_to_install(monkeypatch: pytest.Monke
     history = [space.measured(params) for params in propose(space, [], count=20, seed=1)]
     with pytest.raises(LibraryMissing) as missing:
         propose(space, history, count=1, seed=1)
-    assert "[search]" in missing.value.hint
+    assert "[tvm]" in missing.value.hint
     assert propose(space, history, count=1, seed=1, strategy="random")
