@@ -22,6 +22,7 @@ import psutil
 import redis
 import stepped_clock
 from fault_library import DEAD, LOG, SLOW
+from search_library import HOLD
 from shared_data import need
 
 from tuna.db import sessions
@@ -40,6 +41,10 @@ _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
 _ROOT = Path(__file__).resolve().parents[2]
+_LIBRARIES = """[tuna.libraries]
+faults = fault_library:FaultLibrary
+searches = search_library:SearchLibrary
+"""
 
 
 class ClusterError(AssertionError):
@@ -78,16 +83,17 @@ class Cluster:
             LOG: str(self.log),
             DEAD: str(folder / "dead"),
             SLOW: str(folder / "slow"),
+            HOLD: str(folder / "hold"),
         }
 
     def __enter__(self) -> Cluster:
-        for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis"):
+        for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis", "hold"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for home in self._homes.values():
             home.mkdir(exist_ok=True)
         about = self.folder / "plugin" / "faults-1.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1\n")
-        (about / "entry_points.txt").write_text("[tuna.libraries]\nfaults = fault_library:FaultLibrary\n")
+        (about / "entry_points.txt").write_text(_LIBRARIES)
         (self.folder / "plugin" / "sitecustomize.py").write_text(stepped_clock.SITE)
         self.log.touch()
         (self.folder / "tuna.toml").touch()
@@ -175,13 +181,13 @@ class Cluster:
     def flush_redis(self) -> bool:
         """FLUSHALL; False if Redis is unreachable."""
         try:
-            return bool(self._redis().flushall())
+            return bool(self.client().flushall())
         except redis.ConnectionError:
             return False
 
     def refuse_writes(self, error: str) -> None:
         """Let Redis refuse writes with an error of `nemesis.REFUSALS`, in the way in which it happens in earnest."""
-        client = self._redis()
+        client = self.client()
         if error == "READONLY":
             client.replicaof(self._address, "1")  # of a primary that is away
         elif error == "NOREPLICAS":
@@ -199,7 +205,7 @@ class Cluster:
 
     def accept_writes(self, error: str) -> None:
         """Undo `refuse_writes`."""
-        client = self._redis()
+        client = self.client()
         if error == "READONLY":
             client.replicaof("NO", "ONE")
         elif error == "NOREPLICAS":
@@ -317,13 +323,14 @@ class Cluster:
             engine = make_engine(self.db_url)
             with reading(engine) as connection:
                 namespace = sessions.namespace(connection)
-            gate = Gate(engine, self._redis(), namespace, LEASE_S, lambda _: [])
+            gate = Gate(engine, self.client(), namespace, LEASE_S, lambda _: [])
             url = self.env["TUNA_BROKER_URL"]
             self._tokens[role] = [gate.create_token(role, 3600, url).full() for _ in range(_TOKENS)]  # type: ignore[arg-type]
             engine.dispose()
         return self._tokens[role].pop()
 
-    def _redis(self) -> redis.Redis:
+    def client(self) -> redis.Redis:
+        """Of its Redis."""
         return redis.Redis(self._address, socket_timeout=5)
 
     def _answers(self, name: str) -> bool:
@@ -332,7 +339,7 @@ class Cluster:
         if name == "mariadb":
             return listens((self._address, 3306))
         with contextlib.suppress(redis.ConnectionError):  # including BusyLoadingError
-            return bool(self._redis().ping())
+            return bool(self.client().ping())
         return False
 
     def _clock(self, name: str) -> Path:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -24,6 +26,14 @@ from tuna.vocabulary import Cause, Resource
 
 BATCH = 4
 ROUNDS = 8
+_POLL_S = 0.01
+#: A folder; while it has the file `hold_name`, an item is not done.
+HOLD = "SEARCHES_HOLD"
+
+
+def hold_name(step: str, solver: str, k: int, number: int) -> str:
+    """Of a round of the search of a GEMM."""
+    return f"{step}-{solver}-{k}-{number}"
 
 
 class SearchOptions(NoopOptions):
@@ -48,7 +58,7 @@ class SearchLibrary(NoopLibrary):
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         for item in items:
             begun = time.time()
-            time.sleep(float(item.options.get("sleep_s", 0)))
+            _wait(item)
             try:
                 trials = self._trials(step, item, context)
             except KeyError:
@@ -71,6 +81,13 @@ class SearchLibrary(NoopLibrary):
             for one in item.candidates
             for time_ms in [time_of(context.artifacts.get(one.artifact or "").decode())]
         )
+
+
+def _wait(item: WorkItem) -> None:
+    folder = os.environ.get(HOLD)
+    name = hold_name(item.step, item.solver, item.config["k"], item.round)
+    while folder and Path(folder, name).exists():
+        time.sleep(_POLL_S)
 
 
 def proposals(solver: str, config: Mapping[str, Any], told: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -1,0 +1,228 @@
+"""Searches of 8 rounds whose third loses its worker or its coordinator: the trials are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from cluster import LEASE_S, Cluster
+from search_library import ROUNDS, SearchLibrary, expected, hold_name
+
+from tuna.configs import GemmConfig, parse_line
+from tuna.db import configs, jobs, models, schema, sessions, solvers
+from tuna.db.engine import make_engine, reading, writing
+from tuna.db.models import Job, StepResult
+from tuna.pipeline.leases import Leases
+from tuna.testing.servers import wait_until
+from tuna.vocabulary import State
+
+LIBRARY = SearchLibrary()
+STEPS = ("search", "build", "measure")
+_SOLVERS = ("Noop0", "Noop1", "Noop2")
+_LAYERS = 2
+_ALL = [(layer + 1, solver) for layer in range(_LAYERS) for solver in _SOLVERS]
+_THIRD = 2  # rounds are counted from 0
+_POLL_S = 0.02
+_END_S = 150.0
+_WORKER = {"search": "compile", "build": "compile", "measure": "eval"}
+_RUNNING = (State.COMPILING.value, State.EVALUATING.value)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens while the third round of a search is at a step, which goes on when it has happened."""
+
+    victim: tuple[int, str]  #: layer and solver
+    step: str
+    how: str  #: `child` and `worker` are killed, so is the `coordinator`; `pause` of the process that does the step
+    lasts_s: float
+
+    @property
+    def hold(self) -> str:
+        layer, solver = self.victim
+        return hold_name(self.step, solver, layer, _THIRD)
+
+
+class Scene:
+    """A cluster with a session of searches."""
+
+    def __init__(self, cluster: Cluster, engine: sa.Engine) -> None:
+        self.cluster, self.engine = cluster, engine
+        self._due: list[tuple[float, Callable[[], object]]] = []
+        schema.upgrade(engine)
+        layers = [GemmConfig(m=8, n=8, k=number + 1) for number in range(_LAYERS)]
+        with writing(engine) as connection:
+            session_id, _ = sessions.create(connection, LIBRARY.environment(), "drill")
+            configs.store(connection, layers, "t")
+            solvers.update_solvers(connection, LIBRARY)
+            namespace = sessions.namespace(connection)
+        solvers.update_applicability(engine, LIBRARY, session_id, "t")
+        with writing(engine) as connection:
+            request = jobs.JobRequest(
+                session_id, LIBRARY.name, STEPS[1:], "drill", "new", tag="t",
+                solvers=_SOLVERS, searched=_SOLVERS, search="search",
+            )  # fmt: skip
+            assert jobs.load(connection, request) == len(_ALL)
+        self._leases = Leases(cluster.client(), namespace, LEASE_S)
+        self.late: set[str] = set()  #: chunks whose process was stopped
+
+    def work_through(self, faults: Sequence[Fault]) -> None:
+        """Let each fault come about; then wait for the end."""
+        for fault in faults:
+            (self.cluster.folder / "hold" / fault.hold).touch()
+        for name in ("compile", "eval", "coordinator"):
+            self.cluster.start(name)
+        left = list(faults)
+        deadline = time.monotonic() + _END_S
+        while left or self._due:
+            assert time.monotonic() < deadline, f"{left} did not come about"
+            for due in [one for one in self._due if one[0] <= time.monotonic()]:
+                self._due.remove(due)
+                due[1]()
+            left = [fault for fault in left if not self._inject(fault)]
+            time.sleep(_POLL_S)
+        wait_until(self._ended, _END_S, "end of the session")
+
+    def _inject(self, fault: Fault) -> bool:
+        """Whether it was the time for it."""
+        chunk = self._chunk(fault)
+        pid = self._holder(chunk) if chunk else None
+        if pid is None:
+            return False
+        if fault.how == "pause":
+            self.late.add(str(chunk))
+            os.kill(pid, signal.SIGSTOP)
+            self._later(fault.lasts_s, lambda: os.kill(pid, signal.SIGCONT))
+        elif fault.how == "child":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            name = "coordinator" if fault.how == "coordinator" else _WORKER[fault.step]
+            self.cluster.kill(name)
+            self._later(fault.lasts_s, lambda: self.cluster.start(name))
+        (self.cluster.folder / "hold" / fault.hold).unlink()
+        return True
+
+    def _chunk(self, fault: Fault) -> str | None:
+        """The chunk in which the step is done."""
+        layer, solver = fault.victim
+        query = (
+            sa.select(Job.chunk)
+            .join(models.Solver, models.Solver.id == Job.solver_id)
+            .where(Job.round == _THIRD, Job.step == fault.step, Job.state.in_(_RUNNING))
+            .where(models.Solver.name == solver, Job.config_id == layer)
+        )
+        with reading(self.engine) as connection:
+            return connection.execute(query).scalar()
+
+    def _holder(self, chunk: str) -> int | None:
+        """The process that has its lease."""
+        token = self.cluster.client().hget(self._leases.holders_key, chunk)
+        return int(re.fullmatch(rb".*:(\d+)/.*", token)[1]) if token else None  # type: ignore[index]
+
+    def _later(self, seconds: float, what: Callable[[], object]) -> None:
+        self._due.append((time.monotonic() + seconds, what))
+
+    def _ended(self) -> bool:
+        for name in ("compile", "eval"):
+            assert self.cluster.exit_code(name) is None, self.cluster.log_tail(name)
+        assert self.cluster.exit_code("coordinator") in (None, 0), self.cluster.log_tail("coordinator")
+        return self.cluster.exit_code("coordinator") == 0
+
+    def trials(self) -> set[tuple[int, str, int, int, str]]:
+        """(layer, solver, round, number, params) of all trials."""
+        trial, solver = models.Trial, models.Solver
+        query = sa.select(Job.config_id, solver.name, Job.round, trial.number, trial.params)
+        query = query.select_from(trial).join(Job, Job.id == trial.job_id).join(solver, solver.id == Job.solver_id)
+        with reading(self.engine) as connection:
+            rows = [tuple(row) for row in connection.execute(query)]
+        assert len(rows) == len(set(rows))
+        return set(rows)  # type: ignore[arg-type]
+
+    def expected(self) -> set[tuple[int, str, int, int, str]]:
+        with reading(self.engine) as connection:
+            layers = connection.execute(sa.select(models.Config.id, models.Config.driver)).all()
+        return {
+            (layer, solver, round_, number, params)
+            for layer, driver in layers
+            for solver in _SOLVERS
+            for round_, batch in enumerate(expected(solver, parse_line(driver)[0].to_json()))
+            for number, params in enumerate(batch)
+        }
+
+    def objections(self) -> list[str]:
+        """What is wrong at the end; the trials apart."""
+        with reading(self.engine) as connection:
+            rows = connection.execute(sa.select(Job.id, Job.round, Job.state, Job.stopped)).all()
+            good = sa.select(StepResult.job_id, StepResult.step, sa.func.count()).where(StepResult.ok.is_(True))
+            counts = {
+                (job, step): count
+                for job, step, count in connection.execute(good.group_by(StepResult.job_id, StepResult.step))
+            }
+        found = [f"{len(rows)} rounds"] if len(rows) != len(_ALL) * ROUNDS else []
+        found += [f"job {row.id} is {row.state}" for row in rows if row.state != "evaluated"]
+        wrong = (row for row in rows if row.stopped != (f"{ROUNDS} rounds" if row.round == 0 else None))
+        found += [f"round {row.round} ended for {row.stopped}" for row in wrong]
+        twice = [(row.id, step) for row in rows for step in STEPS if counts.get((row.id, step)) != 1]
+        return found + [f"job {job} has {counts.get((job, step), 0)} accepted results of {step}" for job, step in twice]
+
+    def lost(self) -> list[tuple[int, str]]:
+        """(round, step) of the attempts that were lost with their worker."""
+        query = sa.select(Job.round, StepResult.step).join(Job, Job.id == StepResult.job_id)
+        with reading(self.engine) as connection:
+            return [tuple(row) for row in connection.execute(query.where(StepResult.cause == "worker_lost"))]  # type: ignore[misc]
+
+
+def _run(folder: Path, faults: Sequence[Fault], check: Callable[[Scene], None]) -> None:
+    with Cluster(folder) as cluster:
+        engine = make_engine(cluster.db_url)
+        try:
+            scene = Scene(cluster, engine)
+            scene.work_through(faults)
+            assert scene.objections() == []
+            assert scene.trials() == scene.expected()
+            check(scene)
+        finally:
+            engine.dispose()
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_kills_in_the_middle_of_the_third_round_change_no_trial(
+    seed: int, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    rng = random.Random(seed)
+    targets = [*((step, rng.choice(["child", "worker"])) for step in STEPS), (rng.choice(STEPS), "coordinator")]
+    faults = [
+        Fault(victim, step, how, rng.uniform(0.3, 3.0))
+        for victim, (step, how) in zip(rng.sample(_ALL, len(targets)), targets, strict=True)
+    ]
+
+    def check(scene: Scene) -> None:
+        assert set(STEPS) <= {step for _, step in scene.lost()}, faults
+
+    _run(tmp_path, faults, check)
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_third_round_that_comes_after_its_lease_is_refused_once(
+    step: str, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+
+    def check(scene: Scene) -> None:
+        assert (_THIRD, step) in scene.lost()
+        (chunk,) = scene.late
+        log = (tmp_path / "logs" / f"{_WORKER[step]}.log").read_text().splitlines()
+        assert [chunk in line for line in log if "lease lost" in line].count(True) == 1
+
+    _run(tmp_path, [Fault((1, "Noop1"), step, "pause", 2 * LEASE_S)], check)
