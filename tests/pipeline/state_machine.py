@@ -22,7 +22,7 @@ from state_machine_parts import (
     MAX,
     MAX_FREE,
     NOBODY,
-    ROUNDS,
+    TURNS,
     Broker,
     Died,
     Moments,
@@ -31,6 +31,12 @@ from state_machine_parts import (
     Said,
     Scene,
     Worker,
+    answer_to,
+    choose,
+    is_final,
+    judge_ended,
+    judge_opened,
+    to_json,
 )
 
 from tuna.artifacts import Artifacts
@@ -40,7 +46,7 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult as Result
-from tuna.libraries.items import Trial, WorkItem, result_of
+from tuna.libraries.items import WorkItem
 from tuna.libraries.retries import Again, Retry
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.drain import Drain
@@ -50,10 +56,6 @@ from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.states import TRANSITIONS
 from tuna.vocabulary import IN_FLIGHT, Cause, State
-
-#: The artifact of every candidate, which nobody reads.
-CODE = "c" * 64
-
 
 #: No other worker is known of here.
 PERMANENT = (Again.NEVER, Again.CONFIRMED)
@@ -127,10 +129,16 @@ class Machine(RuleBasedStateMachine):
     def _judge_history(self) -> None:
         for event in self._rows(f"SELECT * FROM history WHERE id > {self.seen} ORDER BY id"):
             self.seen = event.id
-            if event.to_state is None:
+            if event.opened is not None:
+                self._judge_round(event)
+            elif event.to_state is None:
                 self._judge_answer(event)
             else:
                 self._judge_change(event)
+
+    def _judge_round(self, event: Any) -> None:
+        """A round was opened; the unique key of `job` has it that it is done once."""
+        judge_opened(event, next(search for search in self._searches() if event.job in [one.id for one in search]))
 
     def _judge_answer(self, event: Any) -> None:
         assert State(event.state) in IN_FLIGHT
@@ -173,8 +181,15 @@ class Machine(RuleBasedStateMachine):
         if taken and self.answered.get(event.job) != event.attempt:
             assert event.chunk in self.freed, "it was taken from its worker"
             assert event.chunk not in self.lost, "no job was charged for a lost worker"
-        if before is State.ERRORED:
+        if before is State.CANCELED:
+            self.good[event.job].clear()
+        if before in (State.ERRORED, State.CANCELED):
             self.failures[event.job] = self.free[event.job] = 0
+
+    def _searches(self) -> list[list[Any]]:
+        """The rounds of each search."""
+        rows = self._rows("SELECT * FROM job WHERE steps LIKE 'search,%' ORDER BY solver_id, round")
+        return [list(search) for _, search in itertools.groupby(rows, lambda job: job.solver_id)]
 
     def _judge_jobs(self) -> None:
         for job in self._jobs():
@@ -216,23 +231,29 @@ class Machine(RuleBasedStateMachine):
         for worker in self.workers:
             self._fall_silent(worker)
         self._reap(self.coordinator)
-        killer = next((job.id for job in self._jobs() if not _is_final(job)), None)
-        for _ in range(ROUNDS):
-            if not self.held and all(map(_is_final, self._jobs())):
+        killer = next((job.id for job in self._jobs() if not is_final(job)), None)
+        for _ in range(TURNS):
+            if not self.held and all(map(is_final, self._jobs())) and not self.coordinator._load():
                 break
             self._work(killer)
             self._let_time_pass()
             self._reap(self.coordinator)
         self.all_is_well()
+        self._judge_searches()
         assert not self.held, "a job goes round for ever"
         assert self.coordinator._stream.backlog() == 0
         assert not self.owed, "a result was taken and never heard of"
         found = {(row.config_id, row.solver_id) for row in self._rows("SELECT * FROM find_db")}
         for job in self._jobs():
-            assert _is_final(job)
+            assert is_final(job)
             assert job.id != killer or (job.state, job.cause) == ("errored", "worker_lost")
             assert (job.state == ENDS[job.steps]) is (self.good[job.id] == set(job.steps.split(",")))
             assert job.state != "evaluated" or (job.config_id, job.solver_id) in found
+
+    def _judge_searches(self) -> None:
+        for search in self._searches():
+            numbers = ", ".join(str(job.id) for job in search)
+            judge_ended(search, self._rows(f"SELECT params FROM trial WHERE job_id IN ({numbers})"))
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -272,11 +293,11 @@ class Machine(RuleBasedStateMachine):
         worker = Worker(f"w{next(self.numbers)}", message, list(message.items))
         waits = self.held.get(message.id, NOBODY) is None
         report = Report(kind=ReportKind.STARTED, chunk=message.id, worker=worker.name)
-        assert self.leases.take(message.id, worker.token, _json(report)) is waits
+        assert self.leases.take(message.id, worker.token, to_json(report)) is waits
         if not waits:
             return None
         for item in message.items:
-            made = 0 if item.step in ("build", self._steps(item.job_id)[0]) else 1
+            made = 0 if item.step == self._steps(item.job_id)[0] else 1
             assert len(item.candidates) == made, "it was not given what the steps before built"
         self.held[message.id] = worker.name
         self.workers.append(worker)
@@ -303,6 +324,7 @@ class Machine(RuleBasedStateMachine):
             elif worker:
                 self._finish(worker, None)
         self.coordinator.drain.once()
+        self.coordinator._load()
 
     def _fall_silent(self, worker: Worker) -> None:
         self.leases.forfeit(worker.chunk.id)
@@ -312,7 +334,7 @@ class Machine(RuleBasedStateMachine):
     def _return_chunk(self, message: Chunk) -> None:
         report = Report(kind=ReportKind.RETURNED, chunk=message.id, worker="parent")
         given = self.held.get(message.id, NOBODY) != NOBODY
-        assert self.leases.return_chunk(message.id, _json(report)) is given
+        assert self.leases.return_chunk(message.id, to_json(report)) is given
         if given:
             self._let_go([message.id])
             self.freed.add(message.id)
@@ -335,7 +357,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         chunk, held = worker.chunk.id, self._holds(worker)
         report = Report(kind=kind, chunk=chunk, worker=worker.name, results=tuple(answers))
-        assert call(chunk, worker.token, _json(report)) is held
+        assert call(chunk, worker.token, to_json(report)) is held
         if not held:
             return
         for answer in answers:
@@ -376,25 +398,3 @@ class Machine(RuleBasedStateMachine):
         finally:
             assert not self._chunks() & (lost | gone)
         self._let_go(lost | gone)
-
-
-def _is_final(job: Any) -> bool:
-    return job.state in ("errored", "canceled", ENDS[job.steps])
-
-
-def choose(things: Sequence[Any], pick: int) -> list[Any]:
-    """One of the things; none where there is none."""
-    return [things[pick % len(things)]] if things else []
-
-
-def _json(report: Report) -> str:
-    return report.model_dump_json(exclude_defaults=True)
-
-
-def answer_to(item: WorkItem, cause: Cause | None, words: str) -> Result:
-    times = (1.0,) if item.step == "measure" and cause is None else ()
-    # Half of what a step fails with has no trial of its own, or fails although its trial was good.
-    blamed = cause if item.attempt % 2 else None
-    trial = Trial(index=0, params="p", artifact=CODE, cause=blamed, times_ms=times, time_ms=1.0 if times else None)
-    facts = {"ok": cause is None, "cause": cause, "output_tail": words, "ended_at": 1.0}
-    return result_of(item, trials=(trial,), kernels=(), **facts)

@@ -1,8 +1,8 @@
 """Whatever happens in whatever order, no job is lost or done twice: a model beside the real SQLite, Redis and coordinator.
 
 The model knows which worker holds which chunk and what each of them said. Triggers write down all that happens to jobs,
-so that every change is judged and not only the last one of a step. A job's round ends when its artifact is lost: what
-was good is done again. `tuna retry` begins none, for it goes back to the step that failed.
+so that every change is judged and not only the last one of a step. What was good is done again after the job's artifact was
+lost, or after it was canceled and retried, but not after it was errored and retried, for it goes back to the step that failed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from jobs_builder import make_jobs
 from shared_data import DRILLS
-from state_machine import Machine, answer_to, choose
-from state_machine_parts import CAUSES, HISTORY, LIBRARY, LIE, MAX, MAX_FREE, NOBODY, PICK, STEPS, Died, Scene
+from state_machine import Machine
+from state_machine_parts import (
+    CAUSES,
+    HISTORY,
+    LIBRARY,
+    LIE,
+    MAX,
+    MAX_FREE,
+    NOBODY,
+    PICK,
+    STEPS,
+    Died,
+    Scene,
+    answer_to,
+    choose,
+)
 
 from tuna.db import jobs
 from tuna.db.engine import writing
@@ -210,6 +224,12 @@ class Pipeline(Machine):
         if with_messages:
             self.broker.waiting.clear()
 
+    @rule(coordinator_dies=st.booleans())
+    def rounds_are_opened(self, coordinator_dies: bool) -> None:
+        if coordinator_dies:
+            self.coordinator = self._start()
+        self.coordinator._load()
+
     # -- people -------------------------------------------------------------------------------------------------------
 
     @rule(pick=PICK, whole_chunk=st.booleans(), redis_away=st.booleans())
@@ -229,6 +249,12 @@ class Pipeline(Machine):
         moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id))
         assert sum(moved.values()) == errored
 
+    @rule(pick=PICK)
+    def a_canceled_job_begins_anew(self, pick: int) -> None:
+        for job in choose([job for job in self._jobs() if job.state == "canceled"], pick):
+            moved = job_actions.retry(self.engine, LIBRARY, Selection(self.scene.session_id, [job.id]))
+            assert moved == {job.steps.split(",")[0]: 1}
+
 
 @pytest.fixture()
 def scene(
@@ -246,11 +272,14 @@ def scene(
     monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)  # time passes when the model says so
     database = tmp_path / "template.sqlite"
     engine = sqlite_template.engine(database)
-    session_id = make_jobs(engine, 1, steps="build,link,measure")
+    session_id = make_jobs(engine, 1, steps="build,link,measure", solvers=[f"Noop{number}" for number in range(2, 10)])
     with writing(engine) as connection:
-        for steps in ("build", "measure"):
+        two, steps = ["Noop0", "Noop1"], ["build", "link", "measure"]
+        request = jobs.JobRequest(session_id, "noop", steps, "test", "new", solvers=two, searched=two, search="search")
+        assert jobs.load(connection, request) == len(two)
+        for step in ("build", "measure"):
             five = [f"Noop{number}" for number in range(5)]
-            jobs.load(connection, jobs.JobRequest(session_id, "noop", [steps], "test", "new", solvers=five))
+            jobs.load(connection, jobs.JobRequest(session_id, "noop", [step], "test", "new", solvers=five))
     raw = engine.raw_connection()
     raw.driver_connection.executescript(HISTORY)
     raw.close()

@@ -20,7 +20,10 @@ _jobs = click.option("--job", "jobs", type=options.ID, multiple=True, help="Only
 @click.option("--cause", type=click.Choice([cause.value for cause in Cause]), help="Only jobs that failed of it.")
 @_jobs
 def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
-    """Send errored jobs back to the step that failed, as if it had never been tried."""
+    """Send errored jobs back to the step that failed, as if it had never been tried.
+
+    Canceled jobs begin anew if --job names them; so a search goes on of which they are rounds.
+    """
     moved = api.retry(session_id, jobs=jobs, cause=cause)
     say(f"session {session_id}: {_count(moved, 'try again', 'at ')}")
 
@@ -30,7 +33,10 @@ def retry(session_id: int, cause: str | None, jobs: tuple[int, ...]) -> None:
 @click.option("--tag", help="Only jobs of layers with this tag.")
 @_jobs
 def cancel(session_id: int, tag: str | None, jobs: tuple[int, ...]) -> None:
-    """End jobs that are not finished; results of their current attempts are refused."""
+    """End jobs that are not finished; results of their current attempts are refused.
+
+    A search of which one round is canceled opens no more.
+    """
     done = api.cancel(session_id, jobs=jobs, tag=tag)
     say(f"session {session_id}: {_count(done.states, 'canceled', 'were ')}")
     if not done.workers_told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from tuna.db.models import ConfigTag, Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound
 from tuna.libraries.base import Library
+from tuna.pipeline import rounds
 from tuna.pipeline.states import check, is_open, waiting
 from tuna.vocabulary import State
 
@@ -30,6 +32,8 @@ _ORDER = (
     State.EVAL_QUEUED,
     State.EVALUATING,
 )
+#: Columns of a job that is tried as if it had never been.
+_FORGIVEN = {"failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
 
 
 @dataclass(frozen=True)
@@ -54,26 +58,50 @@ class Canceled:
 
 
 def retry(engine: sa.Engine, library: Library, selection: Selection) -> dict[str, int]:
-    """Send errored jobs back to the step that failed, with all attempts before them; returns how many by step."""
-    moved: dict[str, int] = {}
+    """Send errored jobs back to the step that failed, with all attempts before them; returns how many by step.
+
+    Canceled jobs begin anew if they are named. A search whose canceled rounds do goes on.
+    """
+    moved = _begin_anew(engine, selection) if selection.jobs and selection.cause is None else {}
     for step, state in _groups(engine, selection):
         if state is not State.ERRORED:
             continue
         first = sa.or_(Job.steps == step, Job.steps.startswith(f"{step},", autoescape=True))
         for steps, condition in (((step,), first), (("", step), ~first)):
             to = check(State.ERRORED, waiting(step, steps, library.step(step).resource))
-            values = {"state": to.value, "failures": 0, "uncharged": 0, "cause": None, "ready_at": None, "avoid": None}
+            values = {**_FORGIVEN, "state": to.value}
             count = _move(engine, selection, [*_at(selection, step, state), condition], values)
             if count:
                 moved[step] = moved.get(step, 0) + count
     return moved
 
 
+def _begin_anew(engine: sa.Engine, selection: Selection) -> dict[str, int]:
+    """Send canceled jobs that are named back to their first step; returns how many by step."""
+    moved: Counter[str] = Counter()
+    to = check(State.CANCELED, State.NEW).value
+    for part in parts(selection.jobs):
+        for attempt in retrying():
+            with attempt, writing(engine) as connection:
+                where = (Job.id.in_(part), Job.session_id == selection.session_id, Job.state == State.CANCELED.value)
+                found = connection.execute(sa.select(Job.id, Job.steps).where(*where).with_for_update())
+                first = {job_id: jobs.step_names(steps)[0] for job_id, steps in found}
+                for job_id, step in first.items():
+                    values = {**_FORGIVEN, "state": to, "step": step, "updated_at": utc_now()}
+                    connection.execute(sa.update(Job).where(Job.id == job_id).values(**values))
+                rounds.resume(connection, first)
+        moved.update(first.values())
+    return dict(moved)
+
+
 def cancel(engine: sa.Engine, library: Library, selection: Selection) -> Canceled:
-    """Cancel every job that is not finished; late results of its attempts are refused."""
+    """Cancel every job that is not finished; late results of its attempts are refused. A search opens no more rounds."""
     done = Canceled()
     while _cancel_once(engine, library, selection, done):
         pass  # a job that a worker returned meanwhile is found by the next round
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            rounds.load(connection, selection.session_id, library)  # says of searches that they ended
     return done
 
 

@@ -31,22 +31,26 @@ from tuna.vocabulary import State
 
 #: Rounds that may be open beside the oldest one that is.
 LOOK_AHEAD = 1
+#: Why a search ended of which a person canceled a round.
+CANCELED = "a round was canceled"
 _KEY = ("session_id", "config_id", "solver_id", "steps", "round")
 
 
 def load(connection: sa.Connection, session_id: int, library: Library, configs: Collection[int] | None = None) -> int:
     """Open the rounds that are due, among the searches of `configs` if given; returns how many. It may be repeated at will.
 
-    It is the library that says when a search ends.
+    It is the library that says when a search ends, or who canceled a round.
     """
     if library.search is None:
         return 0
     rows: list[dict[str, Any]] = []
     for part in [None] if configs is None else parts(sorted(configs)):
         for search in _searches(connection, session_id, library.search.name, part):
-            if not search.is_due(library):
-                continue
-            why = library.search_ends(search.options, _found(connection, search))
+            why: str | None = CANCELED
+            if not search.is_canceled:
+                if not search.is_due(library):
+                    continue
+                why = library.search_ends(search.options, _found(connection, search))
             if why is None:
                 rows.append(search.next_row())
             else:
@@ -64,12 +68,22 @@ def searches(job: AttemptedRow, library: Library) -> bool:
 def unended(session_id: int, step: str) -> Sequence[sa.ColumnElement[bool]]:
     """What holds for the first rounds of searches that go on; `step`: the library's step `search`."""
     mine = (Job.session_id == session_id, Job.round == 0, Job.stopped.is_(None))
-    return *mine, Job.steps.startswith(f"{step},", autoescape=True), Job.state != State.CANCELED.value
+    return *mine, Job.steps.startswith(f"{step},", autoescape=True)
 
 
 def going_on(connection: sa.Connection, session_id: int, step: str) -> int:
     """How many searches of the session go on."""
     return connection.execute(sa.select(sa.func.count()).where(*unended(session_id, step))).scalar_one()
+
+
+def resume(connection: sa.Connection, job_ids: Collection[int]) -> None:
+    """Let searches go on that ended because one of these rounds was canceled, if no other one is."""
+    again, first = sa.orm.aliased(Job), sa.orm.aliased(Job)
+    same = [getattr(first, name) == getattr(again, name) for name in _KEY if name != "round"]
+    for part in parts(sorted(job_ids)):
+        query = sa.select(first.id).join(again, sa.and_(*same)).where(again.id.in_(part), first.round == 0)
+        ids = connection.execute(query.where(first.stopped == CANCELED)).scalars().all()
+        connection.execute(sa.update(Job).where(Job.id.in_(ids)).values(stopped=None))
 
 
 class _Round(NamedTuple):
@@ -104,10 +118,13 @@ class _Search:
         """The rounds that the next one is proposed from, and that decide whether there is one."""
         return self.rounds[: max(0, len(self.rounds) - LOOK_AHEAD)]
 
+    @property
+    def is_canceled(self) -> bool:
+        """Whether a person ended it."""
+        return any(one.state == State.CANCELED.value for one in self.rounds)
+
     def is_due(self, library: Library) -> bool:
         """Whether another round may be opened, if the search goes on."""
-        if any(one.state == State.CANCELED.value for one in self.rounds):
-            return False
         proposed = all(not _proposes(one) or _is_complete(one, library) for one in self.rounds)
         return proposed and all(_is_complete(one, library) for one in self.judged)
 
