@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,21 +13,24 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs
 
 from tuna.artifacts import Artifacts
+from tuna.cli.main import main
 from tuna.db import models
 from tuna.db.engine import reading, writing
 from tuna.db.jobs import step_names
 from tuna.db.models import Job
+from tuna.errors import NotFound
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.pipeline import claim, history, job_actions, provision, release, rounds, scope
+from tuna.pipeline import claim, history, job_actions, provision, release, reproduction, rounds, scope
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
+from tuna.pipeline.reproduction import Repeated
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import Scope
 from tuna.vocabulary import Cause, State
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from search_library import BATCH, SearchLibrary, expected
+from search_library import BATCH, SearchLibrary, expected, time_of
 
 LIBRARY = SearchLibrary()
 
@@ -86,7 +90,7 @@ class Scene:
             solver, text = (
                 connection.execute(query.join(models.Config, models.Config.id == Job.config_id)).first() or ()
             )
-        return dict(enumerate(expected(solver, history.json.loads(text))))
+        return dict(enumerate(expected(solver, json.loads(text))))
 
 
 @pytest.fixture()
@@ -190,6 +194,88 @@ def test_a_search_that_is_canceled_opens_no_round_until_it_is_retried(scene: Sce
     scene.load()
     job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
+
+
+def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_retried(scene: Scene) -> None:
+    """It counted as going on without a round that could be done, so that `tuna run` did not end."""
+    for step in ("search", "build", "measure"):
+        scene.work(step)
+    scene.load()
+    second = scene.claim("search")[0].items[0].job_id
+    one = job_actions.Selection(scene.session_id, [second])
+    assert job_actions.cancel(scene.engine, scene.library, one).states == {"compile_queued": 1}
+    assert [row[3] for row in scene.rows()] == ["a round was canceled", None]
+    assert (scene.load(), rounds_going_on(scene)) == (0, 0)
+    assert job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id)) == {}, "it is named"
+    assert job_actions.retry(scene.engine, scene.library, one) == {"search": 1}
+    assert rounds_going_on(scene) == 1
+    _finish(scene)
+    assert scene.rows()[0][3] == "8 rounds"
+    assert scene.trials() == scene.expected()
+
+
+def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene) -> None:
+    scene.work("search")
+    scene.load()
+    job_actions.cancel(scene.engine, scene.library, job_actions.Selection(scene.session_id))
+    ids = _ids(scene)
+    for some, going_on in ((ids[1:], 0), (ids[:1], 1)):
+        job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id, some))
+        scene.load()
+        assert rounds_going_on(scene) == going_on
+    _finish(scene)
+    assert scene.trials() == scene.expected()
+
+
+def _ids(scene: Scene) -> list[int]:
+    with reading(scene.engine) as connection:
+        return list(connection.execute(sa.select(Job.id).order_by(Job.round)).scalars())
+
+
+def test_a_candidate_of_a_round_is_repeated_from_its_params(
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in ("search", "build", "measure"):
+        scene.work(step)
+    scene.load()
+    scene.work("search")
+    wanted = [Repeated(job, step, 2) for job, step in zip(_ids(scene), ("measure", "build"), strict=True)]
+    with reading(scene.engine) as connection:
+        said = reproduction.commands(connection, wanted)
+        trials = [connection.execute(_TRIAL.where(models.Trial.job_id == one.job_id)).one() for one in wanted]
+    assert [said[one] for one in wanted] == [f"tuna reproduce --trial {trial.id}" for trial in trials]
+    monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
+    capsys.readouterr()  # what was logged so far
+    for trial in trials:
+        assert _typed(f"tuna reproduce --trial {trial.id} --json", monkeypatch) == 0
+        built, *measured = json.loads(capsys.readouterr().out)
+        assert [(one["index"], one["params"]) for one in built["trials"]] == [(2, trial.params)]
+        (again,) = measured[-1]["trials"]
+        assert (again["index"], again["time_ms"]) == (2, time_of(trial.params))
+
+
+def test_a_trial_that_there_is_not_and_words_that_do_not_fit_are_refused(
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
+    for words, code, said in (
+        ("--trial 77", NotFound.exit_code, "There is no trial 77."),
+        ("--trial 1 --step build", 2, "--trial says everything"),
+        ("--step build", 2, "or --trial alone"),
+    ):
+        assert _typed(f"tuna reproduce {words}", monkeypatch) == code
+        assert said in capsys.readouterr().err
+
+
+def _typed(line: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Its exit code."""
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+_TRIAL = sa.select(models.Trial.id, models.Trial.params).where(models.Trial.number == 2)
 
 
 def test_two_coordinators_open_a_round_once(scene: Scene) -> None:

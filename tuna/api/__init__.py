@@ -51,6 +51,7 @@ from tuna.api.jobs import (
     load_example_job,
     load_jobs,
     reproduce,
+    reproduce_trial,
     retry,
     run,
 )
@@ -191,6 +192,7 @@ __all__ = [
     "remote_exec",
     "report",
     "reproduce",
+    "reproduce_trial",
     "restore_session",
     "retry",
     "revoke_token",

@@ -295,6 +295,23 @@ def reproduce(
     return run_steps(tuned, item, step, index, _body(item.body))
 
 
+def reproduce_trial(trial: int) -> tuple[list[StepResult], str]:
+    """Build the candidate of this trial (its id in the database) from its params, and measure it if the trial was measured.
+
+    It is done here and now, and nothing is stored. Returns the results of the steps, of which the last one has the outcome, and
+    the layer's driver line. Raises NotFound for an unknown trial, BadInput if its library builds nothing from params.
+    """
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.pipeline.local_run import run_steps
+    from tuna.pipeline.reproduction import trial_item
+
+    with reading(open_database()) as connection:
+        library, item = trial_item(connection, trial)
+    (candidate,) = item.candidates
+    return run_steps(library, item, item.step, candidate.index, _body(item.body)), item.layer.text()
+
+
 def _body(digest: str | None) -> bytes | None:
     """The body of a layer that has one, from the database."""
     if digest is None:

@@ -148,10 +148,11 @@ def start_worker(
 
 
 @click.command()
-@click.argument("driver")
-@click.option("--library", required=True)
-@click.option("--solver", required=True)
-@click.option("--step", "last", required=True, help="The steps up to this one are run.")
+@click.argument("driver", required=False)
+@click.option("--trial", type=options.ID, help="Only this candidate, built from its params; it takes nothing else.")
+@click.option("--library")
+@click.option("--solver")
+@click.option("--step", "last", help="The steps up to this one are run.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
 @click.option("--index", type=click.IntRange(min=0, max=2**31 - 1), help="Only this candidate; default: all.")
 @click.option("--option", "pairs", multiple=True, metavar="NAME=VALUE")
@@ -159,10 +160,11 @@ def start_worker(
 @click.option("--target", help="The session's target; default: this machine's.")
 @options.as_json
 def reproduce(
-    driver: str,
-    library: str,
-    solver: str,
-    last: str,
+    driver: str | None,
+    trial: int | None,
+    library: str | None,
+    solver: str | None,
+    last: str | None,
     seed: int,
     index: int | None,
     pairs: tuple[str, ...],
@@ -174,8 +176,14 @@ def reproduce(
 
     It is done here and now, and nothing is stored.
 
-    Failed jobs print this command line ready to paste.
+    Failed jobs print this command line ready to paste. Candidates that a search found are repeated with --trial ID.
     """
+    if trial is not None:
+        if driver or library or solver or last:
+            raise click.UsageError("--trial says everything: leave out DRIVER, --library, --solver and --step.")
+        return _show(*api.reproduce_trial(trial), as_json)
+    if not (driver and library and solver and last):
+        raise click.UsageError("It takes DRIVER, --library, --solver and --step, or --trial alone.")
     results = api.reproduce(
         driver,
         library=library,
@@ -187,6 +195,10 @@ def reproduce(
         conditions=conditions,
         target=target,
     )
+    return _show(results, driver, as_json)
+
+
+def _show(results: Sequence[StepResult], driver: str, as_json: bool) -> int:
     final = results[-1]
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])

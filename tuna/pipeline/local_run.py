@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tuna.artifacts import Artifacts
 from tuna.libraries.base import Library
@@ -22,6 +23,7 @@ def run_steps(
 ) -> list[StepResult]:
     """The results of the library's steps up to `last`; of candidate `index` alone when it is given.
 
+    The first of them builds the candidates of the item; if it has none, those that the library proposes.
     `body`: what `item.body` names, for a config that has one.
     """
     results: list[StepResult] = []
@@ -35,9 +37,10 @@ def run_steps(
             builds = None if device else BuildCores(compile_cpus())
             cpus = device.cpus if device else compile_cpus()
             context = RunContext(artifacts, Path(folder), cpus, device, builds=builds)
-            good = [t for t in results[-1].trials if t.cause is None] if results else []
-            candidates = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
-            update = {"step": name, "candidates": candidates}
+            update: dict[str, Any] = {"step": name}
+            if results:
+                good = [trial for trial in results[-1].trials if trial.cause is None]
+                update["candidates"] = tuple(Candidate(index=trial.index, artifact=trial.artifact) for trial in good)
             with measuring_on(device) if device else contextlib.nullcontext():
                 result = next(iter(library.run(step, [item.model_copy(update=update)], context)))
             if index is not None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 import structlog
 
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import Job
+from tuna.db.models import Job, Trial
 from tuna.db.overview import Failure, Overview
-from tuna.libraries.base import Library
-from tuna.libraries.items import WorkItem
+from tuna.errors import BadInput, NotFound
+from tuna.libraries.base import FINALS, Library
+from tuna.libraries.candidates import CandidateLibrary
+from tuna.libraries.items import Candidate, WorkItem
+from tuna.pipeline.job_rows import ClaimRow
+from tuna.pipeline.rounds import searches
 from tuna.pipeline.scope import scopes_of
 from tuna.pipeline.work_items import work_items
 
@@ -48,12 +52,56 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
     for row in rows:
         for step in {one.step for one in by_job[row.id]} if row.session_id in scopes else ():
             groups[row.session_id, step].append(row)
-    found: dict[Repeated, str] = {}
-    for (session_id, step), mine in groups.items():
+    rounds_of = [row.id for row in rows if row.session_id in scopes and searches(row, scopes[row.session_id].library)]
+    found = _of_rounds(connection, [one for key in rounds_of for one in by_job[key] if one.step != FINALS])
+    for (session_id, step), whole in groups.items():
         scope = scopes[session_id]
+        mine = whole if step == FINALS else [row for row in whole if row.id not in rounds_of]
         for item in work_items(connection, scope, step, mine, bare=True):
             same = [one for one in by_job[item.job_id] if one.step == step]
             found |= {one: _command(scope.library, item, one.candidate) for one in same}
+    return found
+
+
+def trial_item(connection: sa.Connection, trial_id: int) -> tuple[Library, WorkItem]:
+    """The library, and the item that repeats this trial alone from its params, up to the step that the trial is from.
+
+    Raises NotFound if there is no such trial, BadInput if its library does not build candidates from their params.
+    """
+    query = sa.select(Trial.number, Trial.params, Trial.step.label("of_step"), *_COLUMNS)
+    row = connection.execute(query.join(Job, Job.id == Trial.job_id).where(Trial.id == trial_id)).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"There is no trial {trial_id}.", hint="take the command that a failure or a result is shown with"
+        )
+    scope = scopes_of(connection, [row.session_id]).get(row.session_id)
+    if scope is None:
+        raise NotFound(
+            f"The library of session {row.session_id} is not installed here.", hint="install it: `tuna doctor`"
+        )
+    library = scope.library
+    if row.params is None or not (library.search or isinstance(library, CandidateLibrary)):
+        raise BadInput(
+            f"Trial {trial_id} cannot be built from its params.", hint="repeat its job: `tuna reproduce --solver ...`"
+        )
+    names = [step.name for step in library.steps]
+    step = row.of_step if row.of_step in names else names[-1]
+    (item,) = work_items(connection, scope, step, [cast(ClaimRow, row)], bare=True)
+    return library, item.model_copy(update={"candidates": (Candidate(index=row.number, params=row.params),)})
+
+
+def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repeated, str]:
+    """The commands for rounds of searches, whose candidates cannot be proposed again; of a whole job, that for a failed one."""
+    by_job: dict[int, list[Repeated]] = defaultdict(list)
+    for one in wanted:
+        by_job[one.job_id].append(one)
+    found: dict[Repeated, str] = {}
+    for part in parts(sorted(by_job)):
+        query = sa.select(Trial.id, Trial.job_id, Trial.number, Trial.cause).where(Trial.job_id.in_(part))
+        for row in connection.execute(query.order_by(Trial.cause.is_(None), Trial.number)):
+            for one in by_job[row.job_id]:
+                if one.candidate in (None, row.number):
+                    found.setdefault(one, f"tuna reproduce --trial {row.id}")
     return found
 
 
