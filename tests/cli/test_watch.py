@@ -143,10 +143,10 @@ def test_a_process_that_was_replaced_counts_once() -> None:
 
 
 def test_workers_are_shown_and_their_lack_is_a_dash(
-    engine: sa.Engine, tmp_path: Path, redis_client: redis.Redis
+    engine: sa.Engine, tmp_path: Path, redis_client: redis.Redis, redis_urls: dict[str, str]
 ) -> None:
     make_jobs(engine, 1)
-    url = f"unix://{redis_client.connection_pool.connection_kwargs['path']}"
+    url = redis_urls["TUNA_REDIS_URL"]
     with reading(engine) as connection:
         namespace = connection.execute(sa.select(models.Installation.namespace)).scalar_one()
     HeartbeatBoard(redis_client, namespace, 20).announce(_worker("h:1", "eval", device="gpu0", job_ids=(7, 8)))
