@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections import defaultdict
@@ -292,3 +293,12 @@ def test_steps_of_a_search_begin_with_its_own(scene: Scene) -> None:
     assert [step.name for step in scene.library.served_with(["build"])] == ["search", "build"]
     assert [step.name for step in scene.library.served_with(["measure"])] == ["measure"]
     assert step_names("search,build,measure")[0] == "search"
+
+
+def test_searches_are_counted_by_why_they_ended(scene: Scene) -> None:
+    counts = functools.partial(rounds.by_end, session_id=scene.session_id, step="search")
+    with reading(scene.engine) as connection:
+        assert counts(connection) == {"": 1}
+    _finish(scene)
+    with reading(scene.engine) as connection:
+        assert counts(connection) == {"8 rounds": 1}

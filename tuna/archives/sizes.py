@@ -13,7 +13,8 @@ from tuna.db.engine import reading
 from tuna.db.models import Environment, FindDb, FindDbKernel, Job, Kernel, Session, Trial
 from tuna.errors import TunaError
 from tuna.golden.versions import of_session
-from tuna.libraries.registry import get_library
+from tuna.libraries.registry import find_library, get_library
+from tuna.pipeline import rounds
 from tuna.pipeline.states import is_open
 from tuna.vocabulary import IN_FLIGHT, State
 
@@ -35,7 +36,8 @@ class SessionSize:
     environment: str  #: key
     created_at: datetime
     state: str  #: running, waiting, ended, or empty
-    jobs: dict[str, int]  #: by state
+    jobs: dict[str, int]  #: by state; each round of a search is one
+    searches: dict[str, int]  #: by why they ended; under "" those that go on
     trials: int
     trial_bytes: int  #: about what they take
     results: int
@@ -89,6 +91,7 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         created_at=row.created_at,
         state=next((state for state in _STATES if state in states), "ended" if results else "empty"),
         jobs=counts,
+        searches=_searches(connection, row.library, row.id),
         trials=trials,
         trial_bytes=int(trial_bytes or 0),
         results=results,
@@ -96,6 +99,11 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         artifact_bytes=int(artifact_bytes or 0),
         golden=tuple(one.version for one in of_session(connection, row.id)),
     )
+
+
+def _searches(connection: sa.Connection, library: str, session_id: int) -> dict[str, int]:
+    found = find_library(library)
+    return rounds.by_end(connection, session_id, found.search.name) if found and found.search else {}
 
 
 def _waits(library: str, state: str, step: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -79,6 +80,7 @@ def show(session_id: int, as_json: bool) -> None:
         ("environment", f"{one.environment}, {one.arch}"),
         ("created", one.created_at.isoformat(timespec="seconds")),
         ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
+        *(("searches", text) for text in [_searches(one.searches)] if text),
         ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
         ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {size(one.artifact_bytes)}"),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
@@ -146,6 +148,13 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         say(f"Its row stays, as the provenance of results of golden version {', '.join(done.golden)}.")
     if left:
         say(f"Some of its artifacts stay in the store: {left}", err=True)
+
+
+def _searches(found: Mapping[str, int]) -> str:
+    """How many searches go on, and why the others ended."""
+    going, ended = found.get("", 0), sorted((why, count) for why, count in found.items() if why)
+    words = [f"{going} not ended"] if going else []
+    return "; ".join(words + [f"{count} ended: {why}" for why, count in ended])
 
 
 def _document(one: SessionSize) -> dict[str, object]:

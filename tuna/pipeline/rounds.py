@@ -71,6 +71,13 @@ def unended(session_id: int, step: str) -> Sequence[sa.ColumnElement[bool]]:
     return *mine, Job.steps.startswith(f"{step},", autoescape=True)
 
 
+def by_end(connection: sa.Connection, session_id: int, step: str) -> dict[str, int]:
+    """Numbers of the session's searches by why they ended; under "" those that go on, or whose jobs were canceled."""
+    mine = (Job.session_id == session_id, Job.round == 0, Job.steps.startswith(f"{step},", autoescape=True))
+    query = sa.select(Job.stopped, sa.func.count()).where(*mine).group_by(Job.stopped)
+    return {why or "": count for why, count in connection.execute(query)}
+
+
 def going_on(connection: sa.Connection, session_id: int, step: str) -> int:
     """How many searches of the session go on."""
     return connection.execute(sa.select(sa.func.count()).where(*unended(session_id, step))).scalar_one()
