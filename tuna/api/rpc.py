@@ -23,7 +23,7 @@ def listening(host: str, port: int) -> Iterator[str]:
     if not uses_embedded(settings):
         raise BadInput(
             "TUNA_BROKER_URL is set: workers join at that Redis, and no other port is opened.",
-            hint="unset it, or use `tuna enqueue` and `tuna worker --join`",
+            hint="unset it, or use `tuna enqueue` and `tuna worker ROLE --join LINE`",
         )
     with open_port(embedded(settings), host, port) as number:
         yield _url(host, number)

@@ -30,7 +30,7 @@ _LINE_EVERY_S = 10.0
 _BAR_CHARS = 36
 _NOT_HERE = {
     "local": "`tuna tune FILE -t TAG` tunes on this machine alone",
-    "batch": "start `tuna worker --once` in the jobs of any batch system",
+    "batch": "start `tuna worker ROLE --once` in the jobs of any batch system",
     "db": "results are in Tuna's database, which TUNA_DB_URL names",
     "job": "a master's jobs are in its database and its trace file",
     "job-configs": "a master's jobs are in its database and its trace file",

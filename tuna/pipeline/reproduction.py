@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -101,7 +102,7 @@ def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Re
         for row in connection.execute(query.order_by(Trial.cause.is_(None), Trial.number)):
             for one in by_job[row.job_id]:
                 if one.candidate in (None, row.number):
-                    found.setdefault(one, f"tuna reproduce --trial {row.id}")
+                    found.setdefault(one, shlex.join(["tuna", "reproduce", "--trial", str(row.id)]))
     return found
 
 

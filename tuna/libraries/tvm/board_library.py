@@ -28,6 +28,8 @@ from tuna.vocabulary import Resource
 
 #: How long to wait for a free board: when a chunk begins, and after an error.
 _WAIT_S, _AGAIN_S = 20.0, 10.0
+#: Seconds in which the server of a board is started again after a crash.
+_BACK_S = 3.0
 #: A board's server ends a session by itself this long after the last item could have ended, should we not.
 _MARGIN_S = 60.0
 
@@ -144,7 +146,7 @@ class BoardTvmLibrary(TvmLibrary):
         """A new session after `fault`; raises DeviceGone unless it was what we measure that failed, and not the board."""
         board = self._board
         self._leave()
-        if not boards.listens(board):
+        if not boards.listens(board, _BACK_S):
             raise DeviceGone(f"the board {board} vanished: {boards.words(fault)}") from fault
         self._reopen(board, context)
 

@@ -141,15 +141,24 @@ def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str,
         child.close()
 
 
-def listens(board: str) -> bool:
-    """Whether the board's server, busy or not, takes a connection; it refuses this one for its first word."""
-    try:
-        where = Tracker.parse(board)
-        with socket.create_connection((where.host, where.port), _CONNECT_S) as connection:
-            connection.sendall(bytes(4))
-        return True
-    except (OSError, BadInput):
-        return False
+def listens(board: str, wait_s: float) -> bool:
+    """Whether the board's server, busy or not, takes a connection within `wait_s`; it refuses this one for its first word.
+
+    A server that a candidate crashed is started again by its board, which takes moments.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            where = Tracker.parse(board)
+            with socket.create_connection((where.host, where.port), _CONNECT_S) as connection:
+                connection.sendall(bytes(4))
+            return True
+        except BadInput:
+            return False
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_SLICE_S)
 
 
 def words(error: Exception) -> str:
