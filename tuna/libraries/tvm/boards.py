@@ -158,7 +158,7 @@ def listens(board: str, wait_s: float) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_SLICE_S)
+            time.sleep(_PAUSE_S)
 
 
 def words(error: Exception) -> str:
