@@ -221,7 +221,7 @@ def test_fifty_workers_by_token(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     by_worker = {row.worker.partition(":")[0] for row in rows if row.ok}
     assert victim.member not in by_worker
     assert by_worker <= {worker.member for worker in workers}
-    assert len(by_worker) > 10, "the work was shared"
+    assert len(by_worker) > 5, "the work was shared"
     redone = {row.job_id for row in rows if row.ok and row.step == "measure"}
     assert set(victim.in_hand) <= redone
     lost = [row.job_id for row in rows if row.cause == "worker_lost"]
