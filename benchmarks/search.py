@@ -4,8 +4,10 @@ Replays the tables of `benchmarks/trials`, which `benchmarks/record_trials.py` m
 search has no points but those recorded, so what is judged is the cost model, not the breeding of new points.
 
 The curve: after each trial, the time of the table's best candidate over that of the best so far; its area is the mean over the
-first `--trials`. A task's figure is the mean over the seeds. Trials to within 5 % of the best: the median over the seeds; a warm
-start knows the whole table of the task's sibling, which is the same solver at another size.
+first `--trials`. A task's figure is the mean over the seeds. Trials to within 5 % of the best: the median over the seeds.
+
+`search` has a prior that was trained on the tables of the other operators, `alone` has none; a warm start has none either, but
+knows the whole table of the task's sibling, which is the same solver at another size, and is compared with `alone`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import gzip
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -32,6 +34,8 @@ FOLDER = Path(__file__).parent / "trials"
 #: them a warm start must need at most half of the trials.
 _BETTER, _WORSE, _FASTER = 0.75, 0.95, 0.5
 _NEAR = 1.05
+#: Trees of a prior, and their depth.
+_TREES, _DEPTH = 60, 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Table(Space):
     name: str
     rows: Sequence[Measured]
     described: Mapping[str, Mapping[str, float]]  #: features by params, of all tables
+    prior: bytes | None = None
 
     def points(self) -> Iterator[Point]:
         return ((index,) for index in range(len(self.rows)))
@@ -98,16 +103,20 @@ def main() -> int:
     areas, speedups = [], []
     for name, table in tables.items():
         sibling = sibling_of(table, known)
+        informed = replace(table, prior=prior_of(one for one in known.values() if _operator(one) != _operator(table)))
         runs = {
-            way: [replay(table, way, seed, given.trials, given.batch, sibling) for seed in range(given.seeds)]
-            for way in ("random", "search", "warm")
+            way: [
+                replay(informed if way == "search" else table, way, seed, given.trials, given.batch, sibling)
+                for seed in range(given.seeds)
+            ]
+            for way in ("random", "alone", "search", "warm")
         }
         area = {way: statistics.mean(statistics.mean(curve) for curve in curves) for way, curves in runs.items()}
         near = {way: statistics.median(map(_trials_to_near, curves)) for way, curves in runs.items()}
         figures |= {f"{name} area, {way}": value for way, value in area.items()}
         figures |= {f"{name} trials to 5 %, {way}": value for way, value in near.items()}
         areas.append(area["search"] / area["random"])
-        speedups.append(near["search"] / near["warm"])
+        speedups.append(near["alone"] / near["warm"])
     ratios = {f"{name} area": ratio for name, ratio in zip(tables, areas, strict=True)}
     ratios |= {f"{name} trials saved by a warm start": ratio for name, ratio in zip(tables, speedups, strict=True)}
     ratios |= {
@@ -150,13 +159,10 @@ def replay(table: Table, way: str, seed: int, trials: int, batch: int, sibling: 
     """The curve of one search."""
     history: list[Measured] = []
     strategy: Strategy = "random" if way == "random" else "search"
+    others = [Source(sibling.name, sibling.rows, sibling=True)] if way == "warm" else []
     while len(history) < trials:
-        model = None
-        if way == "warm":
-            sources = [Source("own", history), Source(sibling.name, sibling.rows, sibling=True)]
-            model = learn(table.features_of, sources)
         asked = min(batch, trials - len(history))
-        proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, model=model)
+        proposed = propose(table, history, count=asked, seed=seed, strategy=strategy, others=others)
         history += map(table.measured, proposed)
         if len(proposed) < asked:
             break
@@ -167,9 +173,24 @@ def replay(table: Table, way: str, seed: int, trials: int, batch: int, sibling: 
     return curve
 
 
+def prior_of(tables: Iterable[Table]) -> bytes:
+    """The cost model of what these tables have in common: it sees the features of `tiling` alone."""
+    known = list(tables)
+    described = {
+        row.params: {name: value for name, value in table.described[row.params].items() if name.startswith("tiling.")}
+        for table in known
+        for row in table.rows
+    }
+    return learn(described.get, [Source(table.name, table.rows) for table in known], trees=_TREES, depth=_DEPTH)
+
+
 def _trials_to_near(curve: Sequence[float]) -> int:
     """How many trials until the best so far is within 5 % of the best; one more than there are if it never is."""
     return next((number for number, value in enumerate(curve, 1) if value >= 1 / _NEAR), len(curve) + 1)
+
+
+def _operator(table: Table) -> str:
+    return table.name.partition("-")[0]
 
 
 def _family(table: Table) -> str:

@@ -121,10 +121,62 @@ def test_an_exhaustive_search_goes_through_the_space_in_order() -> None:
 def test_a_model_of_a_sibling_knows_good_candidates_before_the_first_trial() -> None:
     sibling, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
     history = searched(sibling, 96)
-    model = learn(space.features_of, [Source("sibling", history, sibling=True)])
-    warm = [space.measured(params) for params in propose(space, [], count=16, seed=3, model=model)]
+    source = Source("sibling", history, sibling=True)
+    warm = [space.measured(params) for params in propose(space, [], count=16, seed=3, others=[source])]
     assert best(warm) < best(searched(space, 16, seed=3))
+    model = learn(space.features_of, [source])
     assert CostModel(model).header["trained_on"] == [{"label": "sibling", "trials": 96, "sibling": True}]
+
+
+def test_a_prior_chooses_before_the_first_trial() -> None:
+    known = Grid(30, (5, 3, 8))
+    informed = Grid(LARGE_SIDE)
+    informed.prior = learn(known.features_of, [Source("known", searched(known, 96))])
+    first = [informed.measured(params) for params in propose(informed, [], count=16, seed=3)]
+    assert best(first) < best(searched(Grid(LARGE_SIDE), 16, seed=3))
+
+
+def test_a_prior_is_trusted_as_far_as_trials_bear_it_out() -> None:
+    known, space = Grid(30, (5, 3, 8)), Grid(LARGE_SIDE)
+    prior = learn(known.features_of, [Source("known", searched(known, 96))])
+    right = searched(space, 48)
+    wrong = [Measured(trial.params, trial.seconds and 1.0 / trial.seconds) for trial in right]
+    borne_out, refuted = (
+        CostModel(learn(space.features_of, [Source("own", trials)], prior=prior), prior) for trials in (right, wrong)
+    )
+    assert borne_out.header["trust"] > 0.5
+    assert refuted.header["trust"] < 0.1
+
+
+def test_of_the_same_problem_the_fastest_are_measured_again_and_the_others_not() -> None:
+    space = Grid(LARGE_SIDE)
+    known = searched(space, 64)
+    fastest = sorted((trial.seconds, trial.params) for trial in known if trial.seconds is not None)
+    others = [Source("session 1", known)]
+    batch = propose(space, [], count=16, seed=3, others=others)
+    assert batch[:4] == [params for _, params in fastest[:4]]
+    assert {trial.params for trial in known if trial.seconds is not None}.isdisjoint(batch[4:])
+    more = propose(space, list(map(space.measured, batch)), count=16, seed=3, others=others)
+    assert {trial.params for trial in known if trial.seconds is not None}.isdisjoint(more)
+    new = sorted(map(space.seconds, [*batch[4:], *more]))
+    assert new[len(new) // 2] < fastest[len(fastest) // 4][0], "it goes on where they ended"
+
+
+def test_others_without_features_or_times_leave_the_first_round_to_chance() -> None:
+    space = Grid(LARGE_SIDE)
+    space.features_of = lambda params: None  # type: ignore[method-assign]
+    history = searched(Grid(30), 32)
+    failed = [Measured(trial.params, None, "run_error") for trial in history]
+    cold = propose(space, [], count=8, seed=3)
+    for trials in (history, failed):
+        assert propose(space, [], count=8, seed=3, others=[Source("s", trials, sibling=True)]) == cold
+
+
+def test_the_order_of_others_changes_nothing() -> None:
+    space = Grid(LARGE_SIDE)
+    others = [Source("a", searched(Grid(30), 32), sibling=True), Source("b", searched(Grid(20), 32), sibling=True)]
+    batch = propose(space, [], count=8, seed=3, others=others)
+    assert propose(space, [], count=8, seed=3, others=others[::-1]) == batch
 
 
 def test_the_same_trials_train_the_same_model() -> None:
@@ -149,7 +201,7 @@ def test_nothing_is_learned_from_failures_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"tuna-cost-model 1\n{}\n", b'tuna-cost-model 1\n{"features": []}\nxyz', b"other"]
+    "damage", [b"", b"tuna-cost-model 2\n{}\n", b'tuna-cost-model 2\n{"features": []}\nxyz', b"other"]
 )
 def test_what_is_no_model_is_refused(damage: bytes) -> None:
     with pytest.raises(BadInput, match="cost model"):

@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-pytestmark = pytest.mark.usefixtures("tvm_here", "xgboost_here")
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("tvm_here", "xgboost_here", "forked_children")]
 pytest.importorskip("tvm")
 
 from tuna.errors import BadInput
+from tuna.libraries.items import Sibling
 from tuna.libraries.kernels import KernelJob
+from tuna.libraries.search.cost_model import CostModel
 from tuna.libraries.search.history import Measured
 from tuna.libraries.search.proposal import propose
 from tuna.libraries.tvm import records
 from tuna.libraries.tvm.compiler import TvmBuilder
+from tuna.libraries.tvm.search import tiling
 from tuna.libraries.tvm.search.decisions import Design, factorisations
 from tuna.libraries.tvm.search.schedules import ScheduleSpace
 from tuna.libraries.tvm.search.spaces import module_of, space_of
+from tuna.pipeline import history
+from tuna.vocabulary import Cause
 
 CPU = json.dumps({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})
 DIRECT, WINOGRAD = "TvmConvDirectNCHW", "TvmConvWinograd"
@@ -80,11 +88,27 @@ def test_another_process_proposes_the_same_and_rebuilds_it() -> None:
 @pytest.mark.parametrize("solver", [DIRECT, WINOGRAD])
 def test_a_search_of_three_rounds_repeats_nothing_and_learns(solver: str) -> None:
     space, history = searched_space(solver), []
+    space.prior = None  # it knows nothing of times that were made up
     for _ in range(3):
         history += map(as_if_measured, propose(space, history, count=8, seed=1))
     assert len({trial.params for trial in history}) == 24
     times = [trial.seconds or 9.0 for trial in history]
     assert min(times[16:]) < min(times[:8])
+
+
+def test_the_prior_expects_vectors_in_registers_to_be_faster_than_long_bodies_without() -> None:
+    space = searched_space()
+    if space.prior is None:
+        pytest.skip("there is no prior for CPUs like this machine's")
+    fast, slow = (tiling.features([[1, 4, 1, 4], [2, 1, 1, last], [16, 1]], 16, -1, []) for last in (16, 1))
+    faster, slower = CostModel(space.prior).slowdowns([fast, slow])
+    assert faster + 1.0 < slower
+
+
+def test_hundreds_of_unrolled_statements_count_as_effort() -> None:
+    space = searched_space()
+    efforts = {round(space.effort(space.random(random.Random(seed))), 2) for seed in range(40)}
+    assert efforts == {0.0, 0.79}
 
 
 def test_params_are_the_same_after_a_rebuild() -> None:
@@ -110,6 +134,33 @@ def test_a_text_that_is_no_candidate_is_refused(params: str) -> None:
     with pytest.raises(BadInput, match="no schedule of this problem"):
         records.schedule_of(module_of(job()), params)
     assert searched_space().point_of(params) is None
+
+
+def test_a_search_tries_the_fastest_known_candidates_first_and_learns_from_like_layers(bench: Bench) -> None:
+    begun = bench.item(conv(), DIRECT, batch=12, candidates=12).model_copy(update={"step": "search"})
+    cold = [trial.params or "" for trial in bench.run(begun).trials]
+    assert len(cold) == 12
+    times = {params: (as_if_measured(params).seconds or 0) * 1000 for params in cold}
+    rows = [SimpleNamespace(params=params, time_ms=times[params], cause=None) for params in cold]
+    block = bench.context.artifacts.put(history.block(rows, measured=True))
+
+    def proposed(*, same: bool) -> list[str]:
+        sibling = Sibling(artifact=block, same=same, label="session 1")
+        again = begun.model_copy(update={"siblings": (sibling,), "seed": 99})
+        return [trial.params or "" for trial in bench.run(again).trials]
+
+    warm = proposed(same=True)
+    assert warm[:4] == sorted(cold, key=lambda params: (times[params], params))[:4]
+    assert set(cold).isdisjoint(warm[4:])
+    of_a_sibling = proposed(same=False)
+    assert of_a_sibling != [trial.params for trial in bench.run(begun.model_copy(update={"seed": 99})).trials]
+    assert statistics.median(map(_as_if_ms, of_a_sibling)) < statistics.median(times.values())
+    lost = begun.model_copy(update={"siblings": (Sibling(artifact="0" * 64, same=True, label="gone"),)})
+    assert bench.run(lost).cause is Cause.ARTIFACT_LOST
+
+
+def _as_if_ms(params: str) -> float:
+    return 1000 * (as_if_measured(params).seconds or 0)
 
 
 def test_a_family_is_tried_in_the_order_of_its_estimate_after_the_point_that_is_to_be_first() -> None:

@@ -21,7 +21,7 @@ from tuna.sentences import install_extra
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FORMAT = b"tuna-cost-model 1\n"
+_FORMAT = b"tuna-cost-model 2\n"
 #: Trees: few and shallow, for there are tens to hundreds of trials.
 _ROUNDS = 100
 _TREES: Mapping[str, Any] = {
@@ -40,6 +40,8 @@ _TREES: Mapping[str, Any] = {
 _SLOWEST, _FAILED = 4.0, 5.0
 #: Trials of like problems weigh together as much as so many of the problem itself, and each no more than half of one.
 _SIBLINGS_WEIGH, _SIBLING_WEIGHS = 64.0, 0.5
+#: By how much trials must spread, in squares of what a prior predicts of them, to say as much of it as is believed without them.
+_TRUSTED = 4.0
 
 Features = Mapping[str, float]
 
@@ -53,9 +55,17 @@ class Source:
     sibling: bool = False  #: of another size or another device than what is searched
 
 
-def learn(features_of: Callable[[str], Features | None], sources: Sequence[Source]) -> bytes:
+def learn(
+    features_of: Callable[[str], Features | None],
+    sources: Sequence[Source],
+    *,
+    prior: bytes | None = None,
+    trees: int = _ROUNDS,
+    depth: int = 5,
+) -> bytes:
     """The cost model trained on these trials; `features_of` is `Space.features_of`, which knows like problems too.
 
+    With a `prior`, a cost model of other problems, the trees learn how the trials differ from what it predicts.
     Raises BadInput if no trial has a time, LibraryMissing without xgboost.
     """
     xgboost = _xgboost()
@@ -78,26 +88,37 @@ def learn(features_of: Callable[[str], Features | None], sources: Sequence[Sourc
     if not rows:
         raise BadInput("There is no trial with a time to learn from.")
     names = sorted({name for row in rows for name in row})
+    expected = CostModel(prior).slowdowns(rows) if prior else np.zeros(len(rows), np.float32)
+    trust = _trust(expected, np.array(targets), np.array(weights))
+    expected = trust * expected
+    offset = float(np.median(np.array(targets) - expected))
     data = xgboost.DMatrix(
-        _matrix(rows, names), label=np.array(targets), weight=np.array(weights), feature_names=names, nthread=1
+        _matrix(rows, names),
+        label=np.array(targets),
+        weight=np.array(weights),
+        feature_names=names,
+        nthread=1,
+        base_margin=expected + offset,
     )
-    booster = xgboost.train({**_TREES, "base_score": float(np.median(targets))}, data, num_boost_round=_ROUNDS)
-    header = {"features": names, "trained_on": trained_on}
+    booster = xgboost.train({**_TREES, "max_depth": depth, "base_score": 0.0}, data, num_boost_round=trees)
+    header = {"features": names, "trained_on": trained_on, "trust": trust, "offset": offset}
     return _FORMAT + json.dumps(header, sort_keys=True).encode() + b"\n" + bytes(booster.save_raw("ubj"))
 
 
 class CostModel:
     """A trained model."""
 
-    def __init__(self, data: bytes) -> None:
-        """Raises BadInput for bytes that `learn` did not make, LibraryMissing without xgboost."""
+    def __init__(self, data: bytes, prior: bytes | None = None) -> None:
+        """`prior`: that of `learn`. Raises BadInput for bytes that `learn` did not make, LibraryMissing without xgboost."""
         xgboost = _xgboost()
+        self._prior = CostModel(prior) if prior else None
         header, newline, trees = data.removeprefix(_FORMAT).partition(b"\n")
         if not data.startswith(_FORMAT) or not newline:
             raise BadInput("These bytes are no cost model.")
         try:
             self.header: Mapping[str, Any] = json.loads(header)
             self._names: Sequence[str] = list(self.header["features"])
+            self._trust, self._offset = float(self.header["trust"]), float(self.header["offset"])
             self._booster = xgboost.Booster({"nthread": 1}, model_file=bytearray(trees))
         except (ValueError, KeyError, TypeError, xgboost.core.XGBoostError) as error:
             raise BadInput(f"The cost model cannot be read: {str(error).splitlines()[0]}") from None
@@ -105,8 +126,19 @@ class CostModel:
     def slowdowns(self, rows: Sequence[Features]) -> NDArray[np.float32]:
         """Of each candidate the predicted logarithm of its time over the best's: the less, the faster."""
         matrix = _matrix(rows, self._names)
-        found: NDArray[np.float32] = self._booster.inplace_predict(matrix, missing=math.nan, validate_features=False)
+        expected = self._prior.slowdowns(rows) if self._prior else np.zeros(len(rows), np.float32)
+        found: NDArray[np.float32] = self._booster.inplace_predict(
+            matrix, missing=math.nan, validate_features=False, base_margin=self._trust * expected + self._offset
+        )
         return found
+
+
+def _trust(expected: NDArray[np.float32], found: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """From 0 to 1, how far trials bear the prior out: the slope of a line through them, and 1 before there are many."""
+    x = expected - np.average(expected, weights=weights)
+    y = found - np.average(found, weights=weights)
+    slope = (float(np.sum(weights * x * y)) + _TRUSTED) / (float(np.sum(weights * x * x)) + _TRUSTED)
+    return min(1.0, max(0.0, slope))
 
 
 def _slowdown(seconds: float | None, best: float) -> float:

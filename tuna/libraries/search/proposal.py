@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 from tuna.libraries.search.cost_model import CostModel, Source, learn
-from tuna.libraries.search.evolution import evolved
+from tuna.libraries.search.evolution import Costs, evolved
 from tuna.libraries.search.history import Measured, in_order
 from tuna.libraries.search.space import Point, Space
 
@@ -17,12 +17,18 @@ Strategy = Literal["search", "random", "exhaustive"]
 
 #: Spaces of at most so many points are ranked whole; larger ones are bred.
 SMALL = 4096
-#: Trials with a time before a model is trained on them; until then candidates are random.
+#: Trials with a time before a model is trained on them; until then the space's prior chooses, or chance.
 _FEWEST = 8
+#: Of the same problem's fastest candidates in earlier searches, how many are measured again.
+_AGAIN = 4
 #: Of a batch, how much is random, so that a model that errs meets what it does not know.
 _RANDOM_SHARE = 0.1
 #: Points that are drawn for each candidate wanted before a space counts as exhausted.
 _DRAWS = 50
+#: Points that are drawn for each candidate wanted where only the prior chooses: it is no judge of the very best.
+_BLIND_DRAWS = 16
+#: By how much of its effort a candidate must be faster: where only the prior chooses, and where its own trials do.
+_BLIND_EFFORT, _EFFORT = 0.5, 0.15
 
 
 def propose(
@@ -32,41 +38,82 @@ def propose(
     count: int,
     seed: int,
     strategy: Strategy = "search",
-    model: bytes | None = None,
+    others: Sequence[Source] = (),
     avoid: Collection[str] = (),
 ) -> list[str]:
     """The params of up to `count` different candidates, none of which is in `history` or `avoid`; fewer: the space is exhausted.
 
-    `model`: of `learn`, which may know trials of like problems; without it one is trained on `history`. `avoid`: candidates of
-    rounds that are still being measured. Raises LibraryMissing where a model is needed and xgboost is not installed.
+    `others`: trials of earlier searches to learn from too. Of those of the same problem (no `sibling`) the fastest few are proposed
+    again, so that they are measured here, and the others with a time are not. `avoid`: candidates of rounds that are still being
+    measured. Raises LibraryMissing where a model is needed and xgboost is not installed.
     """
     trials = in_order(history)
     taken = {trial.params for trial in trials} | set(avoid)
     chance = Random(_digest(seed, taken))  # noqa: S311  # must be repeatable
     if strategy == "exhaustive":
         return _new(space, space.points(), count, taken)
-    found = _new(space, space.first(), count, taken) if strategy == "search" else []
-    if (
-        len(found) < count
-        and strategy == "search"
-        and (model is not None or sum(trial.seconds is not None for trial in trials) >= _FEWEST)
-    ):
-        trained = CostModel(model or learn(space.features_of, [Source("", trials)]))
+    found: list[str] = []
+    if strategy == "search":
+        known = in_order(trial for source in others if not source.sibling for trial in source.trials)
+        timed = sorted((trial.seconds, trial.params) for trial in known if trial.seconds is not None)
+        found = _new(space, space.first(), count, taken)
+        found += _new(space, _points(space, timed[:_AGAIN]), count - len(found), taken | set(found))
+        taken |= {params for _, params in timed}
+        learned = in_order([*trials, *known])
+        sources = [Source("", learned), *(source for source in others if source.sibling)]
         wanted = count - len(found)
-        found += _new(
-            space, _ranked(space, trained, trials, chance), wanted - round(wanted * _RANDOM_SHARE), taken | set(found)
-        )
+        ranked: Iterable[Point] = ()
+        if wanted and _suffice(space, trials, others):
+            model = CostModel(learn(space.features_of, sources, prior=space.prior), space.prior)
+            ranked = _ranked(space, _costs(space, model, _EFFORT), learned, chance)
+        elif wanted and space.prior:
+            ranked = _expected(space, _costs(space, CostModel(space.prior), _BLIND_EFFORT), chance, wanted)
+        found += _new(space, ranked, wanted - round(wanted * _RANDOM_SHARE), taken | set(found))
     return [*found, *_new(space, _drawn(space, chance, count), count - len(found), taken | set(found))]
 
 
-def _ranked(space: Space, model: CostModel, trials: Sequence[Measured], chance: Random) -> Iterable[Point]:
-    """Points by what the model says of them, the fastest first."""
+def _points(space: Space, timed: Iterable[tuple[float, str]]) -> Iterator[Point]:
+    """Those that these params are."""
+    points = (space.point_of(params) for _, params in timed)
+    return (point for point in points if point is not None)
+
+
+def _suffice(space: Space, trials: Sequence[Measured], others: Sequence[Source]) -> bool:
+    """Whether there is enough to learn from: own trials, or others' in which features can be seen."""
+    if sum(trial.seconds is not None for trial in trials) >= _FEWEST:
+        return True
+    timed = (trial.params for source in others for trial in source.trials if trial.seconds is not None)
+    return len(list(itertools.islice((one for one in timed if space.features_of(one)), _FEWEST))) == _FEWEST
+
+
+def _costs(space: Space, model: CostModel, effort: float) -> Costs:
+    """The slowdown that the model predicts, and this share of the effort."""
+
+    def costs(points: Sequence[Point]) -> list[float]:
+        slowdowns = model.slowdowns([space.features(point) for point in points]).tolist()
+        return [slow + effort * space.effort(point) for slow, point in zip(slowdowns, points, strict=True)]
+
+    return costs
+
+
+def _ranked(space: Space, costs: Costs, trials: Sequence[Measured], chance: Random) -> Iterable[Point]:
+    """Points by what they are expected to cost, the cheapest first."""
     if space.size() > SMALL:
-        return evolved(space, model, trials, chance)
+        return evolved(space, costs, trials, chance)
     points = list(space.points())
     chance.shuffle(points)  # trees give many points the same
-    slowdowns = model.slowdowns([space.features(point) for point in points]).tolist()
-    return [points[index] for index in sorted(range(len(points)), key=slowdowns.__getitem__)]
+    return _cheapest_first(points, costs)
+
+
+def _expected(space: Space, costs: Costs, chance: Random, count: int) -> Sequence[Point]:
+    """Points by chance, the cheapest first."""
+    points = list(dict.fromkeys(itertools.islice(_drawn(space, chance, count), _BLIND_DRAWS * count)))
+    return _cheapest_first(points, costs)
+
+
+def _cheapest_first(points: Sequence[Point], costs: Costs) -> list[Point]:
+    cost = dict(zip(points, costs(points), strict=True))
+    return sorted(points, key=cost.__getitem__)
 
 
 def _drawn(space: Space, chance: Random, count: int) -> Iterator[Point]:

@@ -13,6 +13,9 @@ Point = tuple[int, ...]
 class Space(ABC):
     """The candidates of one solver for one problem. Equal problems have equal spaces, in every process."""
 
+    #: A cost model that was trained on other problems: it chooses until there are trials, and those say how they differ from it.
+    prior: bytes | None = None
+
     def first(self) -> Sequence[Point]:
         """Points to try before all others, in this order, whatever a model says of them."""
         return ()
@@ -36,6 +39,10 @@ class Space(ABC):
     @abstractmethod
     def features(self, point: Point) -> Mapping[str, float]:
         """What a cost model sees of a point. One name means the same in the spaces of like problems."""
+
+    def effort(self, point: Point) -> float:
+        """The natural logarithm of what a candidate takes to build over what most take, as far as its point tells."""
+        return 0.0
 
     @abstractmethod
     def features_of(self, params: str) -> Mapping[str, float] | None:

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from tuna.libraries.tvm.search import tiling
+
 _POSTPROC = "EnterPostproc"
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
+_UNROLL = "SampleCategorical(meta_schedule.unroll_explicit)"
 #: Where a block is computed that has no loop to be at: at the root.
 _ROOT = -1
 
@@ -110,11 +113,28 @@ class Design:
                     name = f"tiles{decision.parts}.{part}"
                     level[name] = level.get(name, 0.0) + factor
             elif decision.kind == _CHOICE:
-                found[decision.label] = float(self.instructions[decision.instruction][2][0][value[0]])
+                found[decision.label] = self._choice(decision, value)
             else:
                 for part, number in enumerate(value):
                     found[f"{decision.label}.{part}"] = float(number)
-        return found | level
+        return found | level | self._tiling(values)
+
+    def unrolling(self, values: tuple[int, ...]) -> int:
+        """The most statements that a loop nest is unrolled to."""
+        split = zip(self.decisions, self.split(values), strict=True)
+        steps = [self._choice(decision, value) for decision, value in split if decision.label == _UNROLL]
+        return int(max(steps, default=0))
+
+    def _choice(self, decision: Decision, value: tuple[int, ...]) -> float:
+        return float(self.instructions[decision.instruction][2][0][value[0]])
+
+    def _tiling(self, values: tuple[int, ...]) -> dict[str, float]:
+        """See `tiling.features`."""
+        split = list(zip(self.decisions, self.split(values), strict=True))
+        tiles = [value for decision, value in split if decision.kind == _TILE]
+        location = sum(value[0] for decision, value in split if decision.kind == _LOCATION)
+        names = [instruction[0] for instruction in self.instructions]
+        return tiling.features(tiles, self.unrolling(values), location, names)
 
 
 def before_postproc(trace: Sequence[Any]) -> list[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from random import Random
 from typing import Any
 
@@ -21,6 +23,10 @@ from tuna.libraries.tvm.search.decisions import Design, before_postproc, key_of,
 #: Samples of each design, by which it is known where its blocks can be computed.
 _SAMPLES = 4
 _SEED = 1
+#: Statements of an unrolled nest beyond which LLVM is slow, and how much slower, measured for 3D convolutions.
+_MANY, _SLOWER = 64, 2.2
+#: The prior was trained on CPUs of this architecture: `benchmarks/train_prior.py`.
+_OF_PRIOR = "x86_64"
 
 
 class ScheduleSpace(Space):
@@ -31,6 +37,7 @@ class ScheduleSpace(Space):
     ) -> None:
         """`ready`: schedules to try first; `sampled`: whether MetaSchedule's designs belong to the space."""
         self._module, self._target = module, target
+        self.prior = _prior() if architecture == _OF_PRIOR else None
         self._ready = [records.to_params(module, target, schedule) for schedule in ready]
         self._postprocs: Sequence[Any] = ()
         self.designs: list[Design] = []
@@ -97,6 +104,12 @@ class ScheduleSpace(Space):
             return None
         design = _design_of(key_of(trace), json.dumps(own_decisions(trace)))
         return design.features(values_of(trace))
+
+    def effort(self, point: Point) -> float:
+        """LLVM takes about twice as long for nests that are unrolled to hundreds of statements."""
+        design, *values = point
+        unrolled = design >= 0 and self.designs[design].unrolling(tuple(values)) > _MANY
+        return math.log(_SLOWER) if unrolled else 0.0
 
     def random(self, chance: Random) -> Point:
         """A design, then each decision, each as likely as the others of its kind."""
@@ -167,6 +180,11 @@ def _trace(params: str) -> Any:
     except (ValueError, TypeError, LookupError):
         return None
     return trace
+
+
+@functools.cache
+def _prior() -> bytes:
+    return resources.files(__package__).joinpath("prior.model").read_bytes()
 
 
 @functools.lru_cache(maxsize=4096)
