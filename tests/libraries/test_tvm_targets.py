@@ -15,6 +15,12 @@ from tuna.settings import get_settings
 PI = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 
 
+def test_code_for_cores_that_reorder_instructions_is_scheduled_once() -> None:
+    here = targets.for_code({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "cl-opt": ["-a"]})
+    assert here["cl-opt"] == ["-a", "-disable-post-ra"]
+    assert targets.for_code(PI)["cl-opt"] == []
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

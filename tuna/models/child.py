@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 
 from tuna.configs import TaskConfig, from_json
+from tuna.libraries.tvm import targets
 from tuna.models import build, choosing, importer, timing
 from tuna.models.kernels import Kernels, Record
 from tuna.models.manifest import Class
@@ -101,7 +102,7 @@ def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
 
 
 def _target(text: str) -> Any:
-    return tvm.target.Target(json.loads(text))
+    return tvm.target.Target(targets.for_code(json.loads(text)))  # kernels in a model are those that were tuned
 
 
 HANDLERS = {

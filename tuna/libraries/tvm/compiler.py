@@ -18,8 +18,9 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuna.libraries.kernels import Builder, KernelJob, Past
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 from tuna.libraries.search import proposal
+from tuna.libraries.search.cost_model import Source
 from tuna.libraries.search.history import Measured
 from tuna.libraries.search.space import Space
 from tuna.libraries.tvm import functions, problems, records, targets, tasks
@@ -30,6 +31,8 @@ from tuna.libraries.tvm.solvers import BY_NAME, FUNCTION, UNTUNED
 
 #: A space with fewer different valid points than asked for ends after this many rounds.
 _ROUNDS = 4
+#: Problems whose module and space are kept: those of searches that go on beside each other take turns.
+_KEPT = 16
 
 
 class TvmBuilder(Builder):
@@ -40,12 +43,11 @@ class TvmBuilder(Builder):
         module, target = _module(job), problems.target_of(job.target)
         return list(dict.fromkeys(records.to_params(module, target, schedule) for schedule in _proposals(job, module)))
 
-    def search(self, job: KernelJob, history: Sequence[Past], count: int) -> Sequence[str]:
+    def search(self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()) -> Sequence[str]:
         """By `search.proposal`."""
-        known = [one for one in history if one.time_ms is not None or one.cause is not None]
-        measured = [Measured(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in known]
+        others = [Source(one.label, _measured(one.trials), sibling=not one.same) for one in known]
         avoid = {one.params for one in history}
-        return proposal.propose(_space(job), measured, count=count, seed=job.seed, avoid=avoid)
+        return proposal.propose(_space(job), _measured(history), count=count, seed=job.seed, others=others, avoid=avoid)
 
     def workload(self, job: KernelJob) -> bytes:
         """The Workload as JSON text."""
@@ -57,17 +59,24 @@ class TvmBuilder(Builder):
         if BY_NAME[job.solver] is FUNCTION:
             module = tvm.IRModule({"main": functions.in_vectors(module["main"])})
         module = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module)
-        linker = targets.linker(json.loads(job.target), os.environ.get("TUNA_CC", ""))
-        built = tvm.tirx.build(module, target=problems.target_of(job.target))
+        target = json.loads(job.target)
+        linker = targets.linker(target, os.environ.get("TUNA_CC", ""))
+        built = tvm.tirx.build(module, target=tvm.target.Target(targets.for_code(target)))
         built.export_library(str(path), **({"cc": linker} if linker else {}))
 
 
-@functools.lru_cache(maxsize=1)
+def _measured(trials: Sequence[Past]) -> list[Measured]:
+    """Those that have been measured, or have failed."""
+    done = [one for one in trials if one.time_ms is not None or one.cause is not None]
+    return [Measured(one.params, one.time_ms and one.time_ms / 1000, one.cause) for one in done]
+
+
+@functools.lru_cache(maxsize=_KEPT)
 def _module(job: KernelJob) -> Any:
     return module_of(job)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=_KEPT)
 def _space(job: KernelJob) -> Space:
     return space_of(job)
 

@@ -39,6 +39,9 @@ _IMPLIED_DEVICES = {"arm_cpu": ("aarch64", "arm")}
 #: Older names of an architecture.
 _ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}
 _DEFAULT_SYSTEM = "linux-gnu"
+#: LLVM's options for code of MetaSchedule's space. Scheduling instructions once more after registers were allocated takes up to
+#: half of the time of a large candidate, and a core that reorders instructions itself gains nothing by it.
+_CODE_OPTIONS = {"x86_64": ("-disable-post-ra",)}
 EXAMPLE = 'such as "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"'
 _LINKER_TIMEOUT_S = 30.0
 
@@ -83,6 +86,11 @@ def architecture(target: Mapping[str, Any]) -> str:
     """Of the CPU that a target compiles for, as `uname -m` has it: by its triple, else this machine's."""
     name = str(target.get("mtriple", "")).partition("-")[0] or platform.machine().lower()
     return _ARCHITECTURES.get(name, name)
+
+
+def for_code(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The target with which code is generated for MetaSchedule's space, and for models."""
+    return {**target, "cl-opt": [*target.get("cl-opt", ()), *_CODE_OPTIONS.get(architecture(target), ())]}
 
 
 def triple(target: Mapping[str, Any]) -> str:
