@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import AfterValidator, AliasChoices, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -23,6 +23,7 @@ from tuna.errors import BadInput
 from tuna.private import check_home
 from tuna.sentences import nearest
 from tuna.tls import checked
+from tuna.vocabulary import COMPARED_POLICIES
 
 #: Largest settings file.
 _MAX_FILE_BYTES = 1 << 20
@@ -54,6 +55,12 @@ def _verified(value: SecretStr) -> SecretStr:
 
 def _command(value: str) -> str:
     shlex.split(value)
+    return value
+
+
+def _publishes(value: object) -> object:
+    if value in COMPARED_POLICIES:
+        raise ValueError(f"{value} is for comparisons alone: `tuna simulate --policy {value}`")
     return value
 
 
@@ -167,7 +174,7 @@ class Settings(BaseSettings):
     )
     max_attempts: int = Field(3, ge=1, lt=2**31, description="failed attempts after which a job is errored")
     claim_batch: int = Field(2000, ge=1, lt=2**31, description="jobs claimed in one transaction")
-    policy: Literal["auto", "fair", "gradient", "shortest", "deadline"] = Field(
+    policy: Annotated[Literal["auto", "fair", "gradient", "shortest", "deadline"], BeforeValidator(_publishes)] = Field(
         "auto",
         description="what a coordinator publishes next (docs/scheduling.md). auto: gradient for a single session that searches "
         "for layers of models, else fair",

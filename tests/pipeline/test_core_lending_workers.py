@@ -48,3 +48,20 @@ def test_there_is_a_compile_process_for_each_core_that_may_build(
         by_queue = {spec.queue: spec.processes for spec in default_workers([library])}
         assert by_queue == {"compile": number, "eval": 1}
     assert default_workers([Borrower()], 7)[0].processes == 7
+
+
+def test_a_worker_warms_up_what_it_serves_of_the_libraries_that_it_is_told(
+    tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[bool] = []
+    monkeypatch.setattr(NoopLibrary, "warm_up", lambda self, context: warmed.append(context.device is not None))
+    get_library.cache_clear()
+    served = ServedQueues()
+    process = WorkerProcess(get_settings(), served)
+    for on_device in (False, True):
+        queue = served.queue_of("noop", on_device=on_device)
+        assert isinstance(queue, str)
+        process.warm_up([queue], ["noop", "there-is-no-such-library"])
+        process.warm_up([queue], [""])
+    assert warmed == [False, True]
+    assert {spec.env["TUNA_WORKER_LIBRARIES"] for spec in default_workers([NoopLibrary()])} == {"noop"}

@@ -78,7 +78,12 @@ def wait(seconds: float) -> dict[str, Any]:
     return {"done": True}
 
 
+def imported(name: str) -> dict[str, Any]:
+    """Whether this process has imported a module."""
+    return {"there": name in sys.modules}
+
+
 HANDLERS = {
     function.__name__: function
-    for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large, burn, wait)
+    for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large, burn, wait, imported)
 }

@@ -188,6 +188,19 @@ def test_a_module_that_cannot_be_imported_is_a_crash_that_says_so() -> None:
     assert "no_such_module_anywhere" in crash.value.tail
 
 
+def test_a_child_that_was_started_early_has_imported_what_it_was_told_to() -> None:
+    child = Child(MODULE, env=environment(), imports=["wave", "there_is_no_such_module"])
+    try:
+        child.start()
+        pid = child.pid
+        assert child.alive
+        child.start()
+        assert child.call({"op": "imported", "name": "wave"}, LIMIT_S)["there"]
+        assert (child.pid, child.starts) == (pid, 1)
+    finally:
+        child.close()
+
+
 def test_a_child_that_hangs_is_killed_with_all_that_it_started(child: Child) -> None:
     child.call({"op": "echo", "value": 0}, LIMIT_S)
     pid = child.pid

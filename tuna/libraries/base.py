@@ -90,8 +90,16 @@ class Found:
     rounds: int  #: that are complete
     opened: int  #: with those that are not
     proposed: int  #: candidates of these
-    elapsed_s: float  #: since its first step began
+    elapsed_s: float  #: since the first search of its config began
     round_s: float  #: the longest of them took
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Seconds after the first search of a config began."""
+
+    begin: float  #: when rounds are given up that no worker has begun
+    last: float  #: when all are that are not being measured
 
 
 #: `Solver.algorithm` of a baseline, by which databases know it.
@@ -213,6 +221,22 @@ class Library(ABC):
         """Why a search with these job options is over, in a few words; None: another round may be opened."""
         return f"{found.rounds} rounds"
 
+    def warm_starts(self, options: Mapping[str, Any]) -> bool:
+        """Whether a search with these job options learns from earlier searches: whether its work items carry `siblings`."""
+        return False
+
+    def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
+        """When a search with these job options gives up rounds; None: never."""
+        return None
+
+    def gives_up_rest(self, why: str) -> bool:
+        """Whether a search that ended for this reason gives up rounds not yet begun: what it tries then depends on timing."""
+        return False
+
+    def most_rounds(self, options: Mapping[str, Any]) -> int | None:
+        """How many rounds a search with these job options has at most, so that it is known what is left; None: any number."""
+        return None
+
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
         """The step after a good `result`, None when the job, or this round of it, is done."""
         position = steps.index(result.step) + 1
@@ -226,11 +250,9 @@ class Library(ABC):
         return names[: names.index(step) + 1]
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
-        """The command line that repeats the item, or one candidate of it, when pasted."""
+        """The command line that repeats the item, or one candidate of it, when pasted; not that of finals."""
         import shlex
 
-        if item.step == FINALS:
-            return " && ".join(self.reproduce(self.of_rival(item, rival), rival.number) for rival in item.rivals)
         words = ["tuna", "reproduce", "--library", self.name, "--step", item.step, "--solver", item.solver]
         words += ["--seed", str(item.seed)]
         words += [w for key, value in sorted(item.options.items()) for w in ("--option", f"{key}={value}")]
@@ -266,6 +288,9 @@ class Library(ABC):
         chosen |= {self.search} if self.search and self.search.resource in resources else set()
         chosen |= {self.finals} if self.finals and self.finals.resource in resources else set()
         return [step for step in self.every_step if step in chosen]
+
+    def warm_up(self, context: RunContext) -> None:  # noqa: B027  # most libraries start nothing
+        """Start what is slow to start, without waiting for it; called once by a worker that will run steps of this library."""
 
     def close(self) -> None:  # noqa: B027  # most libraries have none
         """Release child processes; called once when the process ends."""

@@ -6,10 +6,11 @@ import functools
 import json
 import pkgutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuna.libraries.kernels import Builder, KernelJob, Past
+from tuna.libraries.kernels import Builder, KernelJob, Known, Past
 
 
 def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -17,10 +18,19 @@ def propose(builder: str, job: dict[str, Any]) -> dict[str, Any]:
     return {"params": list(_builder(builder).propose(KernelJob.from_json(job)))}
 
 
-def search(builder: str, job: dict[str, Any], history: str, count: int) -> dict[str, Any]:
-    """The params of the candidates of another round; `history`: a file of one JSON object a line."""
-    told = [Past(**json.loads(line)) for line in Path(history).read_text().splitlines() if line]
-    return {"params": list(_builder(builder).search(KernelJob.from_json(job), told, count))}
+def search(
+    builder: str, job: dict[str, Any], history: str, count: int, known: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The params of the candidates of another round; `history`: a file of one JSON object a line.
+
+    `known`: of each earlier search to learn from its `Known.label` and `same`, and the `path` of such a file.
+    """
+    others = [Known(one["label"], one["same"], _past(one["path"])) for one in known]
+    return {"params": list(_builder(builder).search(KernelJob.from_json(job), _past(history), count, others))}
+
+
+def _past(path: str) -> list[Past]:
+    return [Past(**json.loads(line)) for line in Path(path).read_text().splitlines() if line]
 
 
 def workload(builder: str, job: dict[str, Any], path: str) -> dict[str, Any]:

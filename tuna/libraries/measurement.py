@@ -126,7 +126,8 @@ class Measurement:
         if found["timing"] is None:
             text = f"error {found['error']} is more than {found['tolerance']}; None: not all of the output was written"
             return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]), None
-        return _timed(Trial(index=index, max_error=found["error"]), [found["timing"]]), found["timing"]
+        trial = Trial(index=index, max_error=found["error"], ended_early=found["ended_early"])
+        return _timed(trial, [found["timing"]]), found["timing"]
 
     def again(self, trials: Sequence[Trial], budget_s: float) -> dict[int, Mapping[str, Any] | Trial]:
         """The timings of these trials in one fresh process, by index; a trial that failed there instead of a timing."""

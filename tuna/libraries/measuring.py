@@ -52,7 +52,7 @@ def prepare(loader: str, job: dict[str, Any] | None = None) -> dict[str, Any]:
 def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None = None) -> dict[str, Any]:
     """Check the answer of the candidate at `path`, then time it; `timing` is None when the answer is wrong.
 
-    A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer measured.
+    A candidate that is `HOPELESS` times slower than `best_ms` is run twice more and no longer measured: `ended_early`.
     """
     problem = _problem(loader, job)
     given, file = KernelJob.from_json(job), Path(path)
@@ -66,10 +66,11 @@ def measure(loader: str, job: dict[str, Any], path: str, best_ms: float | None =
     if not error <= tolerance:
         return {"error": _finite(error), "tolerance": tolerance, "timing": None}
     found = _once(kernel)
-    if best_ms is None or found.time_ms <= HOPELESS * best_ms:
+    ended_early = best_ms is not None and found.time_ms > HOPELESS * best_ms
+    if not ended_early:
         beyond_ms = None if best_ms is None else CLOSE * best_ms
         (found,) = _timed([_Contestant(kernel, given, found.time_ms)], BUDGET_S, beyond_ms)
-    return {"error": error, "tolerance": tolerance, "timing": found.as_json()}
+    return {"error": error, "tolerance": tolerance, "timing": found.as_json(), "ended_early": ended_early}
 
 
 def save_inputs(loader: str, job: dict[str, Any], path: str) -> dict[str, Any]:

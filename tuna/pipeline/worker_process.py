@@ -108,6 +108,14 @@ class WorkerProcess:
 
         self._sender = HeartbeatSender(boards, status, settings.lease_s / 4).start()
 
+    def warm_up(self, queues: Sequence[str], libraries: Sequence[str]) -> None:
+        """Start what is slow to start for the steps of these libraries that this process serves."""
+        for name in set(libraries).intersection(names()):
+            for on_device in (False, True):
+                if self._served.queue_of(name, on_device=on_device) in queues:
+                    nothing = Artifacts(self._scratch.as_uri(), self._scratch)
+                    get_library(name).warm_up(self._context(get_library(name), on_device, nothing))
+
     def leave(self) -> None:
         """Remove the heartbeat of this process, which ends: a member would be dealt chunks until it expires; lend no more."""
         self._offers.close()
@@ -165,21 +173,24 @@ class WorkerProcess:
         key = (chunk.namespace, artifacts_url, library.name, on_device)
         if key not in self._runners:
             settings = self._settings
-            device = self._device_of(library) if on_device else None
-            store = self._store(chunk.namespace, artifacts_url)
-            context = RunContext(
-                artifacts=store,
-                scratch=self._scratch,
-                cpus=device.cpus if device else compile_cpus(settings),
-                device=device,
-                ending=self._ending,
-                builds=None if device else BuildCores(compile_cpus(settings)),
-            )
-            health = Health([settings.home, self._scratch], device, self._mend, self._ending)
+            context = self._context(library, on_device, self._store(chunk.namespace, artifacts_url))
+            health = Health([settings.home, self._scratch], context.device, self._mend, self._ending)
             self._runners[key] = Runner(
                 self._client, settings.lease_s, context, settings.worker_name, self._sender, health, self._member
             )
         return self._runners[key]
+
+    def _context(self, library: Library, on_device: bool, artifacts: Artifacts) -> RunContext:
+        device = self._device_of(library) if on_device else None
+        cpus = compile_cpus(self._settings)
+        return RunContext(
+            artifacts=artifacts,
+            scratch=self._scratch,
+            cpus=device.cpus if device else cpus,
+            device=device,
+            ending=self._ending,
+            builds=None if device else BuildCores(cpus),
+        )
 
 
 def _unreadable(fault: str) -> str:

@@ -1,9 +1,10 @@
 """The first code of every sandboxed process: puts limits on itself, then runs a program or answers requests.
 
 `python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program.
-`python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD` answers one JSON object per line. A request has an `op`,
-which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer. One with
-`fork` is answered by a fork of the process, which then ends.
+`python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one JSON object per line. A request has an
+`op`, which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer.
+One with `fork` is answered by a fork of the process, which then ends. The first line says that the limits hold; after it the
+process imports each IMPORT, so that a later request need not wait for that.
 
 LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and `resources`: limits by the
 name that module `resource` has for them. Only the standard library is imported here, so that a start costs what Python costs.
@@ -11,6 +12,7 @@ name that module `resource` has for them. Only the standard library is imported 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -20,7 +22,7 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from tuna.sandbox import landlock, seccomp
@@ -70,12 +72,17 @@ def _die_with_parent(parent: int) -> None:
         raise SystemExit("the parent process is already gone")
 
 
-def serve(module: str, read_fd: int, write_fd: int) -> None:
+def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> None:
     """Answer requests until the parent closes its end; a handler that raises is answered with its traceback."""
     for fd in (read_fd, write_fd):  # or a grandchild would keep the pipe open after our exit
         os.set_inheritable(fd, False)
-    handlers: Handlers = importlib.import_module(module).HANDLERS
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
+        answers.write(b'{"number": 0, "result": {}}\n')
+        answers.flush()
+        handlers: Handlers = importlib.import_module(module).HANDLERS
+        for name in imports:
+            with contextlib.suppress(Exception):  # the request that needs it raises it again
+                importlib.import_module(name)
         for line in requests:
             request = json.loads(line)
             if request.pop("fork", False):
@@ -133,7 +140,7 @@ def main(argv: list[str]) -> None:
             os.execvp(rest[0], rest)
         except OSError as error:
             raise SystemExit(f"{rest[0]} cannot be started: {error.strerror}") from None
-    serve(rest[0], int(rest[1]), int(rest[2]))
+    serve(rest[0], int(rest[1]), int(rest[2]), rest[3:])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ _CLOSED = Box()
 #: Timeout of one poll, after which the clock and the child are checked again.
 _TICK_S = 0.5
 _GRACE_S = 1.0
+#: Limit of a start without imports.
+_START_S = 60.0
 
 
 class ChildNotStarted(Exception):
@@ -178,11 +180,12 @@ class Child:
         cwd: Path | str | None = None,
         tail_bytes: int = TAIL_BYTES,
         box: Box | None = _CLOSED,
+        imports: Sequence[str] = (),
     ) -> None:
-        """As for `run`; folders of `box` must exist when a process is started."""
+        """As for `run`; folders of `box` must exist when a process is started. It imports `imports` before the first call."""
         self.box = box
         self.module, self.env, self.memory_bytes, self.cwd = module, env, memory_bytes, cwd
-        self.cpus, self.tail_bytes = cpus, tail_bytes
+        self.cpus, self.tail_bytes, self.imports = cpus, tail_bytes, imports
         self.starts = 0  #: how often a process was started
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
@@ -196,6 +199,13 @@ class Child:
     def pid(self) -> int | None:
         """The process that answers now."""
         return self._process.pid if self._process is not None else None
+
+    def start(self, timeout_s: float = _START_S, cancelled: Callable[[], bool] = _never) -> None:
+        """Start the process if there is none, so that it imports what it needs while the caller goes on; raises as `call` does."""
+        if not self.alive:
+            self.close()
+            self._open()
+            self._exchange(b"", timeout_s, cancelled, cpu_limit=False)
 
     def call(
         self,
@@ -214,9 +224,7 @@ class Child:
         Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled` returns True), which leave
         no process behind, and ChildFailed.
         """
-        if not self.alive:
-            self.close()
-            self._open()
+        self.start(timeout_s, cancelled)
         self._number += 1
         line = json.dumps({**request, "number": self._number}).encode() + b"\n"
         answer = self._exchange(line, timeout_s, cancelled, cpu_limit)
@@ -239,7 +247,7 @@ class Child:
         theirs_read, self._requests = os.pipe()
         self._answers, theirs_write = os.pipe()
         try:
-            serve = ["serve", self.module, str(theirs_read), str(theirs_write)]
+            serve = ["serve", self.module, str(theirs_read), str(theirs_write), *self.imports]
             fds = (theirs_read, theirs_write)
             env = child_env() if self.env is None else self.env
             self._process = _start(serve, env, self.box, self.memory_bytes, self.cpus, self.cwd, pass_fds=fds)
@@ -254,6 +262,7 @@ class Child:
         os.set_blocking(self._answers, False)
         self._output = OutputTail(self._process, self.tail_bytes)
         self.starts += 1
+        self._number = 0
 
     def _exchange(
         self, line: bytes, timeout_s: float, cancelled: Callable[[], bool], cpu_limit: bool

@@ -56,12 +56,7 @@ def serve(
     settings = settings or get_settings()
     logs.configure(settings.log_level, settings.log_format)
     on_boards = "TUNA_TVM_TRACKER" in variables
-    if queue == "eval" and processes != 1 and not on_boards:
-        raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
-    if on_boards and devices is not None:
-        raise BadInput("Boards are none of this machine's devices.", hint="leave out --devices, or --tvm-tracker")
-    if queue != "eval" and devices is not None:
-        raise BadInput("Only eval workers have devices.", hint="leave out --devices")
+    check_options(queue, processes, devices, on_boards)
     common = {**variables, **({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
     if on_boards:
         specs = [WorkerSpec(queue, name=f"board-{number}", env=common, waits=True) for number in range(processes)]
@@ -70,6 +65,16 @@ def serve(
     else:
         specs = device_specs(discovery.discover(), devices, settings, common)
     return Supervisor(specs, settings).run()
+
+
+def check_options(queue: str, processes: int, devices: str | None, on_boards: bool) -> None:
+    """Raise BadInput for options of `serve` that exclude each other."""
+    if queue == "eval" and processes != 1 and not on_boards:
+        raise BadInput("An eval worker has one process: its device measures one kernel at a time.")
+    if on_boards and devices is not None:
+        raise BadInput("Boards are none of this machine's devices.", hint="leave out --devices, or --tvm-tracker")
+    if queue != "eval" and devices is not None:
+        raise BadInput("Only eval workers have devices.", hint="leave out --devices")
 
 
 def device_specs(

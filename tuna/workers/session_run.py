@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from tuna.db import jobs, sessions
+from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
 from tuna.errors import TunaError
 from tuna.libraries.base import Library
@@ -23,8 +23,9 @@ from tuna.pipeline.serving import SessionWork, read_works
 from tuna.pipeline.states import is_open
 from tuna.sandbox.cores import build_cpus, compile_cpus
 from tuna.settings import Settings
-from tuna.vocabulary import Resource, State
+from tuna.vocabulary import SEARCH, Resource, State
 from tuna.workers.launch import LocalWorkers, WorkerSpec, local_workers
+from tuna.workers.lifetime import LIBRARIES
 
 _COUNT_EVERY_S = 0.5
 #: Counting a million jobs takes a second, so it is limited to this share of the time, or to the second one when
@@ -32,16 +33,20 @@ _COUNT_EVERY_S = 0.5
 _COUNT_SHARE, _IDLE_COUNT_SHARE = 0.05, 0.2
 #: Seconds without progress after which it is asked whose work the workers do.
 _STILL_S = 5.0
+_ENDED = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Numbers of jobs of sessions, by state and by what is left to do."""
+    """Numbers of jobs of sessions, by state and by what is left to do. A search is one, whatever its rounds."""
 
-    states: dict[str, int]
+    states: dict[str, int]  #: of jobs that do not search
     total: int
     unfinished: int  #: still have a step that is being enqueued
-    errored: int
+    errored: int  #: jobs, and rounds of searches
+    rounds: dict[str, int] = field(default_factory=dict)  #: of searches, by state
+    searching: int = 0  #: searches among the unfinished
+    to_come: int | None = 0  #: rounds that they may still open; None: no limit is known
     sessions: Mapping[int, Progress] = field(default_factory=dict)  #: of several sessions: the progress of each
 
     @property
@@ -54,31 +59,73 @@ class Progress:
         """Jobs that were done here."""
         return self.wanted - self.unfinished
 
+    @property
+    def done(self) -> int:
+        """As `finished`, with rounds in place of searches, which go on for long."""
+        jobs_done = (
+            sum(self.states.values()) - self.states.get(State.CANCELED.value, 0) - self.unfinished + self.searching
+        )
+        return jobs_done + self._rounds_ended
+
+    @property
+    def left(self) -> int | None:
+        """Jobs and rounds that are not done; None: not known."""
+        if self.to_come is None:
+            return None
+        rounds_open = sum(self.rounds.values()) - self._rounds_ended
+        return self.unfinished - self.searching + rounds_open + self.to_come
+
+    @property
+    def _rounds_ended(self) -> int:
+        return sum(count for state, count in self.rounds.items() if State(state) in _ENDED)
+
 
 def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
     """Progress of the session in `steps` (all when empty)."""
-    states: dict[str, int] = {}
-    unfinished = 0
+    states: Counter[str] = Counter()
+    of_rounds: Counter[str] = Counter()
+    unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
-        states[state] = states.get(state, 0) + count
         order = jobs.step_names(job_steps)
+        is_round = order[0] == SEARCH
+        (of_rounds if is_round else states)[state] += count
         if is_open(state, library.step(step).resource) and not served.isdisjoint(order[order.index(step) :]):
-            unfinished += count
-    if library.search is not None and library.search.name in served:
-        unfinished = max(unfinished, rounds.going_on(connection, session_id, library.search.name))
-    return Progress(states, sum(states.values()), unfinished, states.get(State.ERRORED.value, 0))
+            open_rounds += count if is_round else 0
+            unfinished += 0 if is_round else count
+    number = searching = 0
+    to_come: int | None = 0
+    if of_rounds:
+        number = searches.read(connection, [session_id])[session_id].total
+        # Where the step `search` is served elsewhere, a search has to do here what is open of it now.
+        searching = (
+            rounds.unfinished(connection, session_id, library).searches
+            if SEARCH in served
+            else min(open_rounds, number)
+        )
+        to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
+    errored = states[State.ERRORED.value] + of_rounds[State.ERRORED.value]
+    total_ = sum(states.values()) + number
+    return Progress(dict(states), total_, unfinished + searching, errored, dict(of_rounds), searching, to_come)
+
+
+def _sum(numbers: Mapping[int, int] | None) -> int | None:
+    return None if numbers is None else sum(numbers.values())
 
 
 def total(parts: Mapping[int, Progress]) -> Progress:
     """The sum of the progress of sessions."""
     states: Counter[str] = Counter()
+    of_rounds: Counter[str] = Counter()
     for part in parts.values():
         states.update(part.states)
-    whole, unfinished, errored = (
-        sum(getattr(part, name) for part in parts.values()) for name in ("total", "unfinished", "errored")
+        of_rounds.update(part.rounds)
+    whole, unfinished, errored, searching = (
+        sum(getattr(part, name) for part in parts.values()) for name in ("total", "unfinished", "errored", "searching")
     )
-    return Progress(dict(states), whole, unfinished, errored, dict(parts))
+    to_come = [part.to_come for part in parts.values()]
+    known = None if None in to_come else sum(filter(None, to_come))
+    return Progress(dict(states), whole, unfinished, errored, dict(of_rounds), searching, known, dict(parts))
 
 
 def run_sessions(
@@ -120,9 +167,19 @@ def run_sessions(
         return state
     ensure_services(settings)
     celery = make_celery(settings)
-    coordinator = Coordinator(engine, connect(settings), celery, settings, works, watch.refresh, aside, on_stored)
+    specs = workers([work.library for work in works])
+    coordinator = Coordinator(
+        engine,
+        connect(settings),
+        celery,
+        settings,
+        works,
+        watch.refresh,
+        aside,
+        on_stored,
+        fixed_workers=bool(specs),
+    )
     with contextlib.ExitStack() as stack:
-        specs = workers([work.library for work in works])
         if specs:
             stack.push(lambda *end: _keep_what_is_done(coordinator) if end[0] else None)
             watch.workers = stack.enter_context(
@@ -208,11 +265,13 @@ class _Watch:
 
 def default_workers(libraries: Collection[Library], compile_processes: int | None = None) -> list[WorkerSpec]:
     """One worker for the device, and a process for each core that compiles; more where builds borrow those that measure."""
+    known = {LIBRARIES: ",".join(sorted(library.name for library in libraries))}
     resources = {step.resource for library in libraries for step in library.steps}
     specs = []
     if Resource.CPU in resources:
         borrows = any(library.borrows_cores for library in libraries)
-        specs.append(WorkerSpec("compile", compile_processes or len(build_cpus() if borrows else compile_cpus())))
+        processes = compile_processes or len(build_cpus() if borrows else compile_cpus())
+        specs.append(WorkerSpec("compile", processes, env=known))
     if Resource.DEVICE in resources:
-        specs.append(WorkerSpec("eval", 1))
+        specs.append(WorkerSpec("eval", 1, env=known))
     return specs

@@ -34,7 +34,7 @@ from tuna.sandbox.dumpable import forbid_inspection
 from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.hooks import run_hook
-from tuna.workers.lifetime import ONCE, SESSION, TELL, die_with_parent
+from tuna.workers.lifetime import LIBRARIES, ONCE, SESSION, TELL, die_with_parent
 
 log = structlog.get_logger(__name__)
 
@@ -152,6 +152,7 @@ class Worker:
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
             self.process.offer_cores(self._queues)
+            self.process.warm_up(self._queues, os.environ.get(LIBRARIES, "").split(","))
 
     def _end_process(self, **_: Any) -> None:
         self.process.leave()
