@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from tuna.configs import Config as AnyConfig
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig, from_json_text
+from tuna.configs.likeness import likeness
 from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
 from tuna.libraries.tvm.environment import toolchain_of
 from tuna.libraries.tvm.params import readable
-from tuna.models.likeness import likeness
 from tuna.models.manifest import Manifest
 
 #: Of a task's candidates those up to so many times as slow as the fastest are worth a comparison, and so many of them.

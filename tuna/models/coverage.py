@@ -12,12 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.configs import Config, from_json_text
+from tuna.configs.likeness import family, likeness
 from tuna.db import models, networks
 from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import ConfigTag, Environment, FindDb, GoldenEntry, Session, Solver
 from tuna.errors import NotFound
-from tuna.models.likeness import family, likeness
 
 
 class Cover(str, enum.Enum):

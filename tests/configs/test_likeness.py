@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
-from tuna.models.likeness import likeness
+from tuna.configs.likeness import likeness
 
 CORE = ConvConfig(1, 64, 28, 28, 64, 3, 3, 1, 1)
 TASK = TaskConfig(core=CORE, layouts="native", epilogue=("bias",))
@@ -45,3 +45,11 @@ def test_grouped_layers_are_alike_only_if_both_are_depthwise() -> None:
     depthwise = with_core(group_count=64)
     assert likeness(depthwise, with_core(group_count=32, in_channels=32, out_channels=32))
     assert likeness(with_core(group_count=2), with_core(group_count=2, batchsize=2)) is None
+
+
+def test_depths_of_convolutions_in_3d_count() -> None:
+    deep = {"spatial_dim": 3, "in_d": 8, "fil_d": 3, "pad_d": 1, "conv_stride_d": 1, "dilation_d": 1}
+    layouts = dict.fromkeys(("in_layout", "fil_layout", "out_layout"), "NCDHW")
+    layer = replace(CORE, **deep, **layouts)
+    assert likeness(layer, replace(layer, in_d=16)) == likeness(layer, replace(layer, in_d=4))
+    assert likeness(layer, replace(layer, fil_d=1, pad_d=0)) is None

@@ -9,9 +9,9 @@ from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
 #: Fields of a convolution that must be equal, and those whose ratio counts.
 _EQUAL = (
     *("fil_h", "fil_w", "conv_stride_h", "conv_stride_w", "dilation_h", "dilation_w", "pad_h", "pad_w"),
-    *("direction", "data_type", "in_layout", "spatial_dim", "mode"),
+    *("fil_d", "conv_stride_d", "dilation_d", "pad_d", "direction", "data_type", "in_layout", "spatial_dim", "mode"),
 )
-_SIZES = ("batchsize", "in_channels", "out_channels", "in_h", "in_w")
+_SIZES = ("batchsize", "in_channels", "out_channels", "in_d", "in_h", "in_w")
 _PRODUCT_EQUAL, _PRODUCT_SIZES = ("trans_a", "trans_b", "data_type"), ("m", "n", "k", "batch_count")
 
 
