@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+#: The first step of jobs that search in rounds.
+SEARCH = "search"
+
 
 class State(str, Enum):
     """Where a job is on its way."""
@@ -44,6 +47,11 @@ class Cause(str, Enum):
     NOT_APPLICABLE = "not_applicable"  #: the solver cannot run this config after all
     ARTIFACT_LOST = "artifact_lost"  #: a compiled artifact is gone or damaged: compile again
     INFRA = "infra"  #: Tuna or the machine failed, not the candidate
+
+
+#: Policies by which a coordinator publishes (docs/scheduling.md), and those that `tuna simulate` alone has, to compare with.
+PUBLISHING_POLICIES = ("auto", "fair", "gradient", "shortest", "deadline")
+COMPARED_POLICIES = ("fifo", "sequential", "greedy", "synchronous", "unsynchronised", "bundled")
 
 
 class GoldenState(str, Enum):

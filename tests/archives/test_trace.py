@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from databases import SqliteTemplate
 from jobs_builder import make_jobs
 from test_archives import SESSIONS, facts
 
 from tuna.archives.trace import ENDED, Trace, packed
 from tuna.archives.trace_restore import restore, session_of
 from tuna.db.engine import reading, writing
-from tuna.db.models import Job, Kernel, Session, Solver
+from tuna.db.models import Job, Kernel, Session, Solver, Trial
 from tuna.errors import BadInput
 from tuna.vocabulary import State
 
@@ -59,6 +60,30 @@ def test_a_session_is_restored_from_its_trace(
     again = traced(sqlite_engine, tmp_path / "again", found)
     again.close()
     assert without_artifacts(tmp_path / "again") == without_artifacts(tmp_path / "trace")
+
+
+def test_rounds_and_parts_of_a_search_are_restored_each(
+    sqlite_engine: sa.Engine, sqlite_template: SqliteTemplate, tmp_path: Path
+) -> None:
+    other_engine = sqlite_template.engine(tmp_path / "other.sqlite")
+    session_id = make_jobs(sqlite_engine, 1)
+    with writing(sqlite_engine) as connection:
+        row = dict(connection.execute(sa.select(Job.__table__).order_by(Job.id)).mappings().first() or {})
+        connection.execute(sa.delete(Job))
+        for round_, part in ((0, 0), (1, 0), (1, 1)):
+            own = {"id": 10 + 2 * round_ + part, "round": round_, "part": part, "state": State.EVALUATED.value}
+            connection.execute(sa.insert(Job).values({**row, **own}))
+            trial = {"job_id": own["id"], "number": 0, "params": f"round {round_} part {part}"}
+            connection.execute(sa.insert(Trial).values(**trial, output_tail="", times_ms="[]"))
+    copy_solvers(sqlite_engine, other_engine)
+    trace = traced(sqlite_engine, tmp_path / "trace", session_id)
+    assert len(documents(trace.path)) == 4
+    restore(other_engine, trace, lambda blob: None)
+    query = sa.select(Job.round, Job.part, Trial.params).join(Trial, Trial.job_id == Job.id).order_by(Job.id)
+    with reading(other_engine) as connection:
+        found = connection.execute(query).all()
+    assert found == [(0, 0, "round 0 part 0"), (1, 0, "round 1 part 0"), (1, 1, "round 1 part 1")]
+    trace.close()
 
 
 def without_artifacts(path: Path) -> list[Any]:

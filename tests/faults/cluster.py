@@ -40,6 +40,7 @@ _START_S = 30.0
 _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
+OTHER_EVAL = "eval2"  #: a second device of the environment
 _ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = """[tuna.libraries]
 faults = fault_library:FaultLibrary
@@ -87,7 +88,7 @@ class Cluster:
         }
 
     def __enter__(self) -> Cluster:
-        for name in ("plugin/faults-1.dist-info", "tmp", "home", "artifacts", "logs", "redis", "hold"):
+        for name in ("plugin/faults-1.dist-info", "tmp", "tmp-other", "home", "artifacts", "logs", "redis", "hold"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for home in self._homes.values():
             home.mkdir(exist_ok=True)
@@ -99,6 +100,11 @@ class Cluster:
         (self.folder / "tuna.toml").touch()
         try:
             _mount(self._artifacts, *self._homes.values())
+            known = self.folder / "home" / "cache" / "machine"
+            if known.is_symlink():  # what any test's children found out
+                for home in self._homes.values():
+                    (home / "cache").mkdir()
+                    (home / "cache" / "machine").symlink_to(known.readlink())
             self._servers["redis"] = [
                 program(), "--bind", self._address, "--port", "6379", "--dir", str(self.folder / "redis"),
                 "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--protected-mode", "no",
@@ -126,7 +132,7 @@ class Cluster:
             if folder.is_mount():
                 _libc().umount2(os.fsencode(folder), 2)  # MNT_DETACH
             shutil.rmtree(folder, ignore_errors=True)
-        for name in ("mariadb", "redis", "tmp"):
+        for name in ("mariadb", "redis", "tmp", "tmp-other"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def start(self, name: str) -> None:
@@ -300,7 +306,8 @@ class Cluster:
     def _spawn(self, name: str, command: list[str]) -> None:
         self._started_at[name] = time.monotonic()
         home = {"TUNA_HOME": str(self._homes[name])} if name in self._homes else {}
-        env = {**self.env, **home, stepped_clock.CLOCK: str(self._clock(name))}
+        locks = {"TMPDIR": str(self.folder / "tmp-other")} if name == OTHER_EVAL else {}
+        env = {**self.env, **home, **locks, stepped_clock.CLOCK: str(self._clock(name))}
         if name in self._joined:
             for variable in ("TUNA_DB_URL", "TUNA_BROKER_URL", "TUNA_ARTIFACTS_URL", "TUNA_LEASE_S"):
                 del env[variable]
@@ -315,7 +322,7 @@ class Cluster:
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
         if name in self._joined:
             return [sys.executable, "-m", "tuna", "worker", name]
-        return worker_command(WorkerSpec(name))  # as `tuna worker` does
+        return worker_command(WorkerSpec("eval" if name == OTHER_EVAL else name, name=name))  # as `tuna worker` does
 
     def _token(self, role: str) -> str:
         """The next token for a worker; all are made before the first fault, for they need both servers."""

@@ -24,7 +24,7 @@ from tuna.pipeline import history
 from tuna.testing.noop import NoopLibrary, NoopOptions
 from tuna.vocabulary import Cause, Resource
 
-BATCH = 4
+BATCH = 8
 ROUNDS = 8
 _POLL_S = 0.01
 #: A folder; while it has the file `hold_name`, an item is not done.
@@ -54,6 +54,9 @@ class SearchLibrary(NoopLibrary):
     def search_ends(self, given: Mapping[str, Any], found: Found) -> str | None:
         asked = options.read(SearchOptions, given)
         return f"{asked.rounds} rounds" if found.opened >= asked.rounds else None
+
+    def most_rounds(self, given: Mapping[str, Any]) -> int | None:
+        return options.read(SearchOptions, given).rounds
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         for item in items:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from cluster import LEASE_S, Cluster
+from cluster import LEASE_S, OTHER_EVAL, Cluster
 from search_library import ROUNDS, SearchLibrary, expected, hold_name
 
 from tuna.configs import GemmConfig, parse_line
 from tuna.db import configs, jobs, models, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
+from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline.leases import Leases
 from tuna.testing.servers import wait_until
 from tuna.vocabulary import State
@@ -31,6 +32,7 @@ _LAYERS = 2
 _ALL = [(layer + 1, solver) for layer in range(_LAYERS) for solver in _SOLVERS]
 _THIRD = 2  # rounds are counted from 0
 _POLL_S = 0.02
+_TOGETHER_S = 5.0
 _END_S = 150.0
 _WORKER = {"search": "compile", "build": "compile", "measure": "eval"}
 _RUNNING = (State.COMPILING.value, State.EVALUATING.value)
@@ -54,32 +56,46 @@ class Fault:
 class Scene:
     """A cluster with a session of searches."""
 
-    def __init__(self, cluster: Cluster, engine: sa.Engine) -> None:
-        self.cluster, self.engine = cluster, engine
+    def __init__(
+        self,
+        cluster: Cluster,
+        engine: sa.Engine,
+        layers: int = _LAYERS,
+        solvers_: Sequence[str] = _SOLVERS,
+        workers: Sequence[str] = ("compile", "eval"),
+    ) -> None:
+        self.cluster, self.engine, self._workers, self._solvers = cluster, engine, workers, solvers_
+        self._devices = len(workers) - 1
+        self._seen_at = 0.0  # when a part of the round was first seen in a worker's hands
         self._due: list[tuple[float, Callable[[], object]]] = []
         schema.upgrade(engine)
-        layers = [GemmConfig(m=8, n=8, k=number + 1) for number in range(_LAYERS)]
+        made = [GemmConfig(m=8, n=8, k=number + 1) for number in range(layers)]
         with writing(engine) as connection:
             session_id, _ = sessions.create(connection, LIBRARY.environment(), "drill")
-            configs.store(connection, layers, "t")
+            configs.store(connection, made, "t")
             solvers.update_solvers(connection, LIBRARY)
             namespace = sessions.namespace(connection)
         solvers.update_applicability(engine, LIBRARY, session_id, "t")
         with writing(engine) as connection:
             request = jobs.JobRequest(
                 session_id, LIBRARY.name, STEPS[1:], "drill", "new", tag="t",
-                solvers=_SOLVERS, searched=_SOLVERS, search="search",
+                solvers=solvers_, searched=solvers_, search="search",
             )  # fmt: skip
-            assert jobs.load(connection, request) == len(_ALL)
+            assert jobs.load(connection, request) == layers * len(solvers_)
         self._leases = Leases(cluster.client(), namespace, LEASE_S)
+        self._board = HeartbeatBoard(cluster.client(), namespace, LEASE_S)
         self.late: set[str] = set()  #: chunks whose process was stopped
 
     def work_through(self, faults: Sequence[Fault]) -> None:
         """Let each fault come about; then wait for the end."""
         for fault in faults:
             (self.cluster.folder / "hold" / fault.hold).touch()
-        for name in ("compile", "eval", "coordinator"):
+        first = self.cluster.folder / "hold" / hold_name("search", self._solvers[0], 1, 0)
+        first.touch()  # nothing is measured before all devices are there
+        for name in (*self._workers, "coordinator"):
             self.cluster.start(name)
+        wait_until(lambda: len(self._board.live()) == len(self._workers), _END_S, "heartbeats of the workers")
+        first.unlink()
         left = list(faults)
         deadline = time.monotonic() + _END_S
         while left or self._due:
@@ -120,7 +136,12 @@ class Scene:
             .where(models.Solver.name == solver, Job.config_id == layer)
         )
         with reading(self.engine) as connection:
-            return connection.execute(query).scalar()
+            found = connection.execute(query).scalars().all()
+        if fault.step == "measure" and 0 < len(found) < self._devices:
+            # The other part comes in a moment, if the coordinator knew of both devices when it published the round.
+            self._seen_at = self._seen_at or time.monotonic()
+            return found[0] if time.monotonic() - self._seen_at > _TOGETHER_S else None
+        return found[0] if found else None
 
     def _holder(self, chunk: str) -> int | None:
         """The process that has its lease."""
@@ -131,7 +152,7 @@ class Scene:
         self._due.append((time.monotonic() + seconds, what))
 
     def _ended(self) -> bool:
-        for name in ("compile", "eval"):
+        for name in self._workers:
             assert self.cluster.exit_code(name) is None, self.cluster.log_tail(name)
         assert self.cluster.exit_code("coordinator") in (None, 0), self.cluster.log_tail("coordinator")
         return self.cluster.exit_code("coordinator") == 0
@@ -152,7 +173,7 @@ class Scene:
         return {
             (layer, solver, round_, number, params)
             for layer, driver in layers
-            for solver in _SOLVERS
+            for solver in self._solvers
             for round_, batch in enumerate(expected(solver, parse_line(driver)[0].to_json()))
             for number, params in enumerate(batch)
         }
@@ -226,3 +247,29 @@ def test_a_third_round_that_comes_after_its_lease_is_refused_once(
         assert [chunk in line for line in log if "lease lost" in line].count(True) == 1
 
     _run(tmp_path, [Fault((1, "Noop1"), step, "pause", 2 * LEASE_S)], check)
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("how", ["child", "worker", "coordinator"])
+def test_two_devices_share_each_round_and_one_is_killed_in_the_third(
+    how: str, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    knows_machine(tmp_path / "home")
+    with Cluster(tmp_path) as cluster:
+        engine = make_engine(cluster.db_url)
+        try:
+            scene = Scene(cluster, engine, 1, ("Noop0",), ("compile", "eval", OTHER_EVAL))
+            scene.work_through([Fault((1, "Noop0"), "measure", how, 1.0)])
+            assert scene.trials() == scene.expected()
+            with reading(engine) as connection:
+                rows = connection.execute(sa.select(Job.id, Job.round, Job.part, Job.state)).all()
+                good = sa.select(StepResult.job_id).where(StepResult.ok.is_(True), StepResult.step == "measure")
+                measured = connection.execute(good).scalars().all()
+                by = sa.select(sa.func.count(StepResult.worker.distinct())).where(StepResult.step == "measure")
+                assert connection.execute(by).scalar_one() >= 2
+            assert {row.state for row in rows} == {"evaluated"}
+            assert sorted(measured) == sorted(row.id for row in rows), "each part is measured once"
+            assert any(row.part for row in rows)
+            assert how != "child" or [lost for lost in scene.lost() if lost[1] == "measure"]
+        finally:
+            engine.dispose()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tuna.errors import BadInput
-from tuna.libraries.base import Found
+from tuna.libraries.base import Found, SearchLimits
 from tuna.libraries.items import StepResult, Trial
 from tuna.libraries.options import check
 from tuna.libraries.registry import get_library
@@ -39,8 +39,9 @@ def test_metaschedules_space_is_searched_unless_candidates_are_random() -> None:
         ({"candidates": 40}, {"opened": 3, "proposed": 40}, "trials"),
         ({"candidates": 48}, {"opened": 3, "proposed": 41}, "no further candidate"),
         ({"effort": "full"}, {"opened": 4, "proposed": 64}, None),
-        ({"minutes": 0.6}, {}, None),
-        ({"minutes": 0.5}, {}, "minutes"),
+        ({"minutes": 0.7}, {}, None),
+        ({"minutes": 0.6}, {}, "minutes"),  # 35 s, and a tenth of the time for what comes around the search
+        ({"minutes": 60}, {"elapsed_s": 3560.0}, None),
         ({"target_ms": 1.0}, {}, "as fast"),
         ({"target_ms": 0.9}, {}, None),
     ],
@@ -54,6 +55,18 @@ def test_a_flat_search_ends_where_an_effort_was_asked_for() -> None:
     flat = found([1.0] * 48, opened=4, proposed=60)
     assert "1 %" in str(TVM.search_ends({"effort": "full", "batch": 15}, flat))
     assert TVM.search_ends({"candidates": 1000, "batch": 15}, flat) is None
+
+
+def test_searches_learn_from_earlier_ones_unless_an_option_says_no() -> None:
+    assert TVM.warm_starts({})
+    assert not TVM.warm_starts(check(TVM.options, {"warm_start": "no"}, "tvm"))
+    assert not get_library("example").warm_starts({})
+
+
+def test_rounds_are_given_up_when_the_minutes_are_over_but_for_what_comes_around_the_search() -> None:
+    assert TVM.search_limits_s({}) is None
+    assert TVM.search_limits_s({"minutes": 1}) == SearchLimits(pytest.approx(54.0), 60.0)
+    assert TVM.search_limits_s({"minutes": 60}) == SearchLimits(pytest.approx(3570.0), 3600.0)
 
 
 def test_a_round_without_proposals_is_the_last() -> None:

@@ -287,7 +287,9 @@ class Machine:
         if op == "measure":
             self.bests.append(arguments["best_ms"])
             time_ms = self.times_ms[int(Path(arguments["path"]).name)]
-            return {"error": 0.0, "timing": self.timing(time_ms, self.ways.get("clock", "wall"))}
+            timing = self.timing(time_ms, self.ways.get("clock", "wall"))
+            best_ms = arguments["best_ms"]
+            return {"error": 0.0, "timing": timing, "ended_early": best_ms is not None and time_ms > 3 * best_ms}
         return {"arrays": []}
 
     def fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
@@ -304,7 +306,8 @@ class Machine:
         paths = {index: Path(f"/{index}") for index in range(len(self.times_ms))}
         known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
         finalists = self.ways.get("finalists", FINALISTS)
-        contest = Contest({index: {"config": {}} for index in paths}, Limits(1, 1), known_ms, finalists)
+        jobs = {index: {"config": {}} for index in paths}
+        contest = Contest(jobs, Limits(1, 1), known_ms, finalists, self.ways.get("best_ms"))
         return Measurement(self.here, self.fresh, contest, paths, Path("/inputs")).run(highest)
 
 
@@ -323,6 +326,13 @@ def test_the_pick_is_by_the_median_over_processes() -> None:
     assert machine.processes == 2
     assert machine.bests == [None, 10.0, 10.0]
     assert not found.noisy
+
+
+def test_what_is_far_slower_than_the_best_of_earlier_rounds_is_marked_and_no_finalist() -> None:
+    machine = Machine([10.0, 31.0, 9.0, 29.0], best_ms=3.2)
+    found = machine.measured()
+    assert [trial.ended_early for trial in found.trials] == [True, True, False, True]
+    assert machine.processes == 0
 
 
 def test_a_quick_look_measures_nothing_again() -> None:

@@ -273,6 +273,25 @@ def test_a_board_that_vanishes_is_lost_and_no_candidate_is_blamed(
     assert "does not answer" in bench.library.probe(bench.library.own_device())
 
 
+@pytest.mark.parametrize(("ends", "there"), [("refuses", True), ("is busy", True), ("dies", False)])
+def test_a_server_that_dies_with_our_connection_in_its_queue_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, ends: str, there: bool
+) -> None:
+    """The system had taken the connection, so that the candidate was blamed for a board that was gone."""
+    monkeypatch.setattr(boards, "_CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            with server.accept()[0] as client:
+                client.recv(4)
+
+        actions: dict[str, Callable[[], object]] = {"refuses": refuse, "is busy": bool, "dies": server.close}
+        timer = threading.Timer(0.2, actions[ends])
+        timer.start()
+        assert boards.listens(f"127.0.0.1:{server.getsockname()[1]}", 0.5) is there
+        timer.join()
+
+
 @pytest.fixture
 def rubbish() -> Iterator[Callable[[bytes], int]]:
     """`rubbish(answer)`: the port of a server that sends this to everybody and then waits."""

@@ -169,7 +169,7 @@ class Machine(RuleBasedStateMachine):
             assert event.step not in self.good[event.job], "it is done twice"
             self.good[event.job].add(event.step)
         elif policy.first_step:
-            self.good[event.job].clear()
+            self.good[event.job] &= {"search"}  # a round is proposed once
 
     def _judge_change(self, event: Any) -> None:
         before, after = State(event.state), State(event.to_state)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from jobs_builder import make_jobs, states
 
 from tuna.artifacts import Artifacts
-from tuna.db import jobs
+from tuna.db import jobs, models
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb
 from tuna.libraries.items import Candidate, Trial, WorkItem
@@ -151,3 +151,69 @@ def test_the_best_of_a_solvers_jobs_is_kept(
     with reading(bench.engine) as connection:
         assert connection.execute(sa.select(FindDb.params, FindDb.time_ms)).one() == kept
     assert states(bench.engine) == {"evaluated": 2}
+
+
+@pytest.fixture()
+def rounds(bench: Bench) -> Bench:
+    """The job as two rounds of a search, each with two candidates that are built."""
+    with writing(bench.engine) as connection:
+        ready = {"steps": "search,build,measure", "step": "measure", "state": "compiled"}
+        connection.execute(sa.update(models.Job).values(ready))
+        first = connection.execute(sa.select(models.Job.__table__)).mappings().one()
+        connection.execute(sa.insert(models.Job).values({**first, "id": first["id"] + 1, "round": 1}))
+        rows = [
+            {"job_id": first["id"] + number, "number": index, "params": f"{number}/{index}", "artifact": bench.code}
+            for number in (0, 1)
+            for index in (0, 1)
+        ]
+        connection.execute(sa.insert(models.Trial).values(step="build", output_tail="", times_ms="[]"), rows)
+    return bench
+
+
+def _answer(bench: Bench, *times_ms: float, noisy: bool, ended_early: bool = False) -> WorkItem:
+    """Measure the next round."""
+    (chunk,) = _claimed(bench)
+    bench.chunk = chunk.id
+    facts = {"ended_early": ended_early}
+    trials = [Trial(index=n, time_ms=time, times_ms=(time,), **facts) for n, time in enumerate(times_ms)]
+    bench.answer(chunk.items[0], *trials, noisy=noisy)
+    return chunk.items[0]
+
+
+def _claimed(bench: Bench) -> list[claim.ClaimedChunk]:
+    with writing(bench.engine) as connection:
+        return claim.claim(connection, Scope(bench.session_id, LIBRARY, ""), LIBRARY.step("measure"), 1)
+
+
+_QUIET, _NOISY = False, True
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ((1.0, _NOISY), (5.0, _QUIET), 1.0),
+        ((5.0, _QUIET), (1.0, _NOISY), 1.0),
+        ((1.0, _NOISY), (1.1, _QUIET), 1.1),
+        ((1.1, _QUIET), (1.0, _NOISY), 1.1),
+    ],
+    ids=["quiet and far slower", "noisy and far faster", "quiet and close", "noisy and close"],
+)
+def test_between_rounds_of_a_search_noise_decides_only_where_times_are_close(
+    rounds: Bench, first: tuple[float, bool], second: tuple[float, bool], kept: float
+) -> None:
+    """A candidate five times slower replaced the best one, whose measurement was noisy."""
+    for time_ms, noisy in (first, second):
+        _answer(rounds, time_ms, noisy=noisy)
+    with reading(rounds.engine) as connection:
+        assert connection.execute(sa.select(FindDb.time_ms)).scalar_one() == kept
+
+
+def test_what_ended_early_is_no_result_and_stays_marked(rounds: Bench) -> None:
+    """All of a round may be far slower than the best of those before it, and that one noisy."""
+    assert _answer(rounds, 1.0, noisy=True).best_ms is None
+    assert _answer(rounds, 4.0, 9.0, noisy=False, ended_early=True).best_ms == 1.0
+    with reading(rounds.engine) as connection:
+        assert connection.execute(sa.select(FindDb.time_ms, FindDb.noisy)).one() == (1.0, True)
+        query = sa.select(models.Trial.time_ms, models.Trial.ended_early).where(models.Trial.time_ms.is_not(None))
+        assert sorted(map(tuple, connection.execute(query))) == [(1.0, False), (4.0, True), (9.0, True)]
+    assert states(rounds.engine) == {"evaluated": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -139,3 +140,27 @@ def test_the_round_that_waits_longest_is_first_under_fifo(
         connection.execute(sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago))
     make(work, POLICIES["fifo"]).publish()
     assert taken(engine) == [(2, "search,build,measure")]
+
+
+def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(
+    engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices are live, and one round waits to be measured; the other layer's rounds have ended."""
+    with writing(engine) as connection:
+        second = (Job.round == 1, Job.config_id == 1)
+        connection.execute(sa.update(Job).where(Job.round == 1).values(state="evaluated", step="measure"))
+        job_id = connection.execute(sa.select(Job.id).where(*second)).scalar_one()
+        connection.execute(sa.update(Job).where(*second).values(state="compiled"))
+        facts = {"output_tail": "", "times_ms": "[]", "step": "build", "job_id": job_id}
+        rows = [{**facts, "number": number, "artifact": "c" * 64} for number in range(8)]
+        connection.execute(sa.insert(Trial), rows)
+    monkeypatch.setenv("TUNA_QUEUE_BOUND", "10")
+    get_settings.cache_clear()
+    coordinator = make(work)
+    (queue,) = {work.queue(step) for step in work.steps if step.name == "measure"}
+    monkeypatch.setattr(coordinator.publisher._snapshots, "_live_processes", lambda: Counter({queue: 2}))
+    assert coordinator.publish() == 2
+    with reading(engine) as connection:
+        query = sa.select(Job.part, sa.func.count()).join(Trial, Trial.job_id == Job.id)
+        found = connection.execute(query.where(Job.chunk.is_not(None)).group_by(Job.id).order_by(Job.part)).all()
+    assert [tuple(row) for row in found] == [(0, 4), (1, 4)]

@@ -36,6 +36,20 @@ def test_short_items_travel_in_numbers_and_long_ones_alone(seconds: float, size:
     assert pace.chunk(2, STEP) == 8, "another session's items may take another time"
 
 
+def test_items_are_long_by_the_average_of_the_latest_ones_good_or_not() -> None:
+    pace = ChunkSizer()
+    assert pace.is_long(1, STEP) is None, "nothing is known"
+    pace.note(1, result(1.0))
+    assert pace.is_long(1, STEP)
+    for _ in range(2):
+        pace.note(1, result(0.01, ok=False))
+    assert not pace.is_long(1, STEP), "what fails at once leaves a process without work as soon as what succeeds"
+    for _ in range(5):
+        pace.note(1, result(1.5))
+    assert pace.is_long(1, STEP)
+    assert pace.is_long(2, STEP) is None
+
+
 def test_the_step_decides_until_enough_is_known() -> None:
     pace = ChunkSizer()
     for _ in range(10):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,31 +25,37 @@ from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.errors import StoreUnavailable
+from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.pipeline import publisher
+from tuna.pipeline import publisher, scope
 from tuna.pipeline.claim import claim
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
+from tuna.pipeline.results import Entry
 from tuna.pipeline.runner import DEVICE_WAIT_S, Runner
 from tuna.pipeline.scope import Scope
-from tuna.pipeline.serving import SessionWork
+from tuna.pipeline.serving import SessionWork, read_works
 from tuna.pipeline.winners import Winners
 from tuna.settings import get_settings
 from tuna.workers.session_run import progress
 
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+from search_library import ROUNDS, SearchLibrary
+
 LIBRARY = get_library("noop")
+_PATIENCE_S = 120.0
 
 
 class InProcess:
     """In the place of Celery: what is sent is done at once."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, library: Library = LIBRARY) -> None:
+        self._runner, self._library = runner, library
         self.limits_s: set[float] = set()
         self.shown: set[tuple[str, str]] = set()
 
@@ -58,7 +67,7 @@ class InProcess:
     ) -> None:
         self.limits_s.add(time_limit)
         self.shown.add((shadow, kwargsrepr))
-        assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), LIBRARY) == "finished"
+        assert self._runner.run(Chunk.model_validate_json(kwargs["chunk"]), self._library) == "finished"
 
 
 @pytest.fixture()
@@ -87,6 +96,45 @@ def test_every_job_is_done_once(engine: sa.Engine, coordinator: Coordinator) -> 
     assert coordinator.drain.counts.refused == 0
 
 
+def _within(seconds: float) -> Callable[[], None]:
+    """Fails when it is called later than that."""
+    end = time.monotonic() + seconds
+
+    def tick() -> None:
+        assert time.monotonic() < end
+
+    return tick
+
+
+def test_what_a_result_leads_to_is_published_at_once(
+    engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step was looked at in vain just before, and would not be looked at for an hour."""
+    monkeypatch.setattr(publisher, "_EMPTY_BACKOFF_S", 3600.0)
+    coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": 400})
+    assert len(accepted(engine)) == 800
+
+
+def test_a_round_that_was_opened_is_published_at_once(
+    engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SearchLibrary()
+    monkeypatch.setattr(scope, "find_library", lambda name: library)
+    monkeypatch.setattr(publisher, "_EMPTY_BACKOFF_S", 3600.0)
+    session_id = make_jobs(engine, 1, solvers=["Noop0"])
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).values(steps="search,build,measure", step="search"))
+        (work,) = read_works(connection, [session_id])
+    settings = get_settings()
+    with reading(engine) as connection:
+        keys = sessions.artifact_keys(connection, settings)
+        artifacts = Artifacts.from_settings(settings, sessions.namespace(connection), keys)
+    runner = Runner(redis_client, settings.lease_s, RunContext(artifacts, tuna_home, (0,)))
+    work = replace(work, library=library)
+    coordinator = Coordinator(engine, redis_client, InProcess(runner, library), settings, [work])  # type: ignore[arg-type]
+    coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": ROUNDS})
+
+
 def test_a_later_step_is_published_before_earlier_ones(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +157,9 @@ def test_a_later_step_is_published_before_earlier_ones(
 def test_an_error_of_the_drain_ends_the_run(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("a bug")
+    def fail(_: Drain, entries: list[Entry]) -> None:
+        if entries:
+            raise ValueError("a bug")
 
     monkeypatch.setattr(Drain, "write", fail)
     with pytest.raises(ValueError, match="a bug"):

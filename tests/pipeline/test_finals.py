@@ -30,6 +30,7 @@ from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
+from tuna.pipeline.reproduction import Repeated, commands
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.runner import Runner
 from tuna.pipeline.scope import Scope
@@ -203,14 +204,10 @@ def test_a_result_says_where_its_time_is_from(scene: Callable[..., Scene]) -> No
     assert winner.time_ms == winner.spread.median_ms == pytest.approx(1.2)
     assert (winner.params, winner.trial_number) == ("pNoop1", 0)
     assert dict(map(tuple, workers)) == {"w-finals": 3, "w-measure": 7}
-    assert one.library.reproduce(WorkItem.model_validate(_item(one))).count("--step measure") == 3
-
-
-def _item(one: Scene) -> dict[str, Any]:
-    """The item of the finals, as it would be claimed now."""
-    with writing(one.engine) as connection:
-        connection.execute(sa.update(Job).where(Job.steps == FINALS).values(state="new"))
-    return one.claim(FINALS)[0].items[0].model_dump()
+    (final,) = one.finals()
+    repeated = Repeated(final.id, FINALS)
+    with reading(one.engine) as connection:
+        assert commands(connection, [repeated])[repeated].count("--step measure") == 3
 
 
 def test_one_that_only_now_is_close_takes_part_in_finals_of_its_own(scene: Callable[..., Scene]) -> None:

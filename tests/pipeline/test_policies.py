@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+import sys
 
-from tuna.pipeline.policies import OpenStep, Snapshot, fair
+import pytest
+from pydantic import ValidationError
+
+from tuna import api
+from tuna.cli.main import main
+from tuna.errors import BadInput
+from tuna.pipeline.policies import POLICIES, OpenStep, Snapshot, fair
+from tuna.settings import Settings
+from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 QUEUE = "compile.x"
 
@@ -60,3 +69,20 @@ def test_each_queue_is_filled_for_itself() -> None:
     other = OpenStep(1, "measure", "eval.y")
     snapshot = Snapshot([step(1, priority=9), other], {}, {QUEUE: 1, "eval.y": 3}, 5)
     assert {(share.step.queue, share.chunks) for share in fair(snapshot)} == {(QUEUE, 2), ("eval.y", 5)}
+
+
+def test_policies_for_comparisons_are_refused_where_something_is_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They need to know what is in flight, which a coordinator does not count."""
+    assert {*PUBLISHING_POLICIES} - {"auto"} | {*COMPARED_POLICIES} == {*POLICIES}
+    for name in COMPARED_POLICIES:
+        said = f"is for comparisons alone: `tuna simulate --policy {name}`"
+        with pytest.raises(ValidationError, match=re.escape(said)):
+            Settings(policy=name)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=name):
+            api.run(1, policy=name)
+        monkeypatch.setattr(sys, "argv", ["tuna", "run", "--session-id", "1", "--policy", name])
+        with pytest.raises(SystemExit):
+            main()
+        assert said in capsys.readouterr().err

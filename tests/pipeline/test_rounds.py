@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -68,6 +68,14 @@ class Scene:
         self.report(chunk, self.results(chunk))
         return chunk.items[0]
 
+    def next_step(self) -> str:
+        """Of the oldest round that waits for a step on a CPU."""
+        return next(step for _, step, state, _ in self.rows() if state in ("new", "searching"))
+
+    def waits(self, step: str) -> bool:
+        """Whether a round waits for the step."""
+        return any(row[1] == step and row[2] in ("new", "searching", "compiled") for row in self.rows())
+
     def load(self) -> int:
         with writing(self.engine) as connection:
             return rounds.load(connection, self.session_id, self.library)
@@ -96,6 +104,11 @@ class Scene:
 
 @pytest.fixture()
 def scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return open_scene(engine, redis_client, tmp_path, monkeypatch)
+
+
+def open_scene(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A search of the library that searches."""
     monkeypatch.setattr(scope, "find_library", lambda name: LIBRARY)
     artifacts = Artifacts((tmp_path / "a").as_uri(), tmp_path / "c")
     drain = Drain(engine, ResultStream(redis_client, "results", "me"), artifacts, 2)
@@ -129,14 +142,14 @@ def test_a_round_is_told_the_results_before_the_last_whenever_those_came(scene: 
 
 
 def test_a_search_ends_when_its_library_says_so_and_says_why(scene: Scene) -> None:
-    _finish(scene)
+    finish(scene)
     assert [row[3] for row in scene.rows()] == ["8 rounds", *[None] * 7]
     assert {row[2] for row in scene.rows()} == {"evaluated"}
     assert scene.trials() == scene.expected()
     assert (scene.load(), rounds_going_on(scene)) == (0, 0)
 
 
-def _finish(scene: Scene) -> None:
+def finish(scene: Scene) -> None:
     while waiting := [step for _, step, state, _ in scene.rows() if state != "evaluated"]:
         scene.work(waiting[0])
         scene.load()
@@ -144,7 +157,7 @@ def _finish(scene: Scene) -> None:
 
 def rounds_going_on(scene: Scene) -> int:
     with reading(scene.engine) as connection:
-        return rounds.going_on(connection, scene.session_id, "search")
+        return connection.execute(sa.select(sa.func.count()).where(*rounds.unended(scene.session_id))).scalar_one()
 
 
 def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
@@ -158,8 +171,54 @@ def test_a_block_that_is_lost_is_written_again_from_sql(scene: Scene) -> None:
     (lost,) = scene.results(chunk)
     assert lost.cause is Cause.ARTIFACT_LOST
     scene.report(chunk, [lost])
-    _finish(scene)
+    finish(scene)
     assert scene.trials() == scene.expected()
+
+
+def test_a_round_whose_code_is_lost_builds_its_candidates_again_and_proposes_none(scene: Scene) -> None:
+    """It was proposed anew: a library whose proposals differ then would have measured some candidates twice and others never."""
+    for step in ("search", "build"):
+        scene.work(step)
+    (chunk,) = scene.claim("measure")
+    for one in chunk.items[0].candidates:
+        for store in (scene.folder / "a", scene.folder / "c"):
+            for path in store.rglob(f"*{one.artifact}*"):
+                path.unlink()
+    (lost,) = scene.results(chunk)
+    assert lost.cause is Cause.ARTIFACT_LOST
+    scene.report(chunk, [lost])
+    assert scene.rows()[0][1:3] == ("build", "searching")
+    before = scene.trials()
+    again = scene.work("build")
+    assert [one.params for one in again.candidates] == before[0]
+    measured = scene.work("measure")
+    assert len(measured.candidates) == BATCH
+    assert scene.trials() == before
+    scene.load()
+    finish(scene)
+    assert scene.trials() == scene.expected()
+
+
+def test_a_measurement_is_given_what_was_built_and_no_params_twice(scene: Scene) -> None:
+    """Neither what could not be built, nor what an attempt has measured, nor a candidate of another round."""
+    scene.work("search")
+    (chunk,) = scene.claim("build")
+    (built,) = scene.results(chunk)
+    broken = built.trials[2].model_copy(update={"artifact": None, "cause": Cause.BUILD_ERROR})
+    scene.report(chunk, [built.model_copy(update={"trials": (*built.trials[:2], broken, built.trials[3])})])
+    for lost in (True, False):
+        (chunk,) = scene.claim("measure")
+        assert [one.index for one in chunk.items[0].candidates] == [0, 1, 3]
+        if lost:
+            with writing(scene.engine) as connection:
+                release.release(connection, [chunk.id], max_attempts=3, worker_lost=True)
+                connection.execute(sa.update(Job).values(ready_at=None))
+        else:
+            scene.report(chunk, scene.results(chunk))
+    scene.load()
+    finish(scene)
+    every = [params for batch in scene.trials().values() for params in batch]
+    assert len(set(every)) == len(every) == 8 * BATCH
 
 
 def test_a_late_result_of_a_round_is_refused_once_and_changes_nothing(scene: Scene) -> None:
@@ -171,7 +230,7 @@ def test_a_late_result_of_a_round_is_refused_once_and_changes_nothing(scene: Sce
         assert release.release(connection, [chunk.id], max_attempts=3, worker_lost=True) == 1
     scene.report(chunk, late)
     assert scene.drain.counts.refused == 1
-    _finish(scene)
+    finish(scene)
     assert scene.trials() == scene.expected()
 
 
@@ -210,7 +269,7 @@ def test_a_search_of_which_one_round_is_canceled_ends_and_goes_on_when_it_is_ret
     assert job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id)) == {}, "it is named"
     assert job_actions.retry(scene.engine, scene.library, one) == {"search": 1}
     assert rounds_going_on(scene) == 1
-    _finish(scene)
+    finish(scene)
     assert scene.rows()[0][3] == "8 rounds"
     assert scene.trials() == scene.expected()
 
@@ -224,7 +283,7 @@ def test_a_search_goes_on_when_all_its_canceled_rounds_are_retried(scene: Scene)
         job_actions.retry(scene.engine, scene.library, job_actions.Selection(scene.session_id, some))
         scene.load()
         assert rounds_going_on(scene) == going_on
-    _finish(scene)
+    finish(scene)
     assert scene.trials() == scene.expected()
 
 
@@ -248,7 +307,7 @@ def test_a_candidate_of_a_round_is_repeated_from_its_params(
     monkeypatch.setattr("tuna.db.database.open_database", lambda: scene.engine)
     capsys.readouterr()  # what was logged so far
     for trial in trials:
-        assert _typed(f"tuna reproduce --trial {trial.id} --json", monkeypatch) == 0
+        assert typed(f"tuna reproduce --trial {trial.id} --json", monkeypatch) == 0
         built, *measured = json.loads(capsys.readouterr().out)
         assert [(one["index"], one["params"]) for one in built["trials"]] == [(2, trial.params)]
         (again,) = measured[-1]["trials"]
@@ -264,13 +323,13 @@ def test_a_trial_that_there_is_not_and_words_that_do_not_fit_are_refused(
         ("--trial 1 --step build", 2, "--trial says everything"),
         ("--step build", 2, "or --trial alone"),
     ):
-        assert _typed(f"tuna reproduce {words}", monkeypatch) == code
+        assert typed(f"tuna reproduce {words}", monkeypatch) == code
         assert said in capsys.readouterr().err
 
 
-def _typed(line: str, monkeypatch: pytest.MonkeyPatch) -> object:
+def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> object:
     """Its exit code."""
-    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr(sys, "argv", shlex.split(line))
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
@@ -282,9 +341,9 @@ _TRIAL = sa.select(models.Trial.id, models.Trial.params).where(models.Trial.numb
 def test_two_coordinators_open_a_round_once(scene: Scene) -> None:
     scene.work("search")
     with writing(scene.engine) as connection:
-        searches = rounds._searches(connection, scene.session_id, "search", None)
+        searches = rounds._searches(connection, scene.session_id, None)
         assert rounds.load(connection, scene.session_id, scene.library) == 1
-        rounds.upsert(connection, Job, [one.next_row() for one in searches], key=rounds._KEY)
+        rounds.upsert(connection, Job, [one.next_row() for one in searches], key=(*rounds._SEARCH_KEY, "round", "part"))
     assert len(scene.rows()) == 2
 
 
@@ -293,12 +352,3 @@ def test_steps_of_a_search_begin_with_its_own(scene: Scene) -> None:
     assert [step.name for step in scene.library.served_with(["build"])] == ["search", "build"]
     assert [step.name for step in scene.library.served_with(["measure"])] == ["measure"]
     assert step_names("search,build,measure")[0] == "search"
-
-
-def test_searches_are_counted_by_why_they_ended(scene: Scene) -> None:
-    counts = functools.partial(rounds.by_end, session_id=scene.session_id, step="search")
-    with reading(scene.engine) as connection:
-        assert counts(connection) == {"": 1}
-    _finish(scene)
-    with reading(scene.engine) as connection:
-        assert counts(connection) == {"8 rounds": 1}

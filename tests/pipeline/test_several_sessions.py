@@ -23,6 +23,7 @@ from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.errors import NotFound, TunaError
 from tuna.libraries.context import RunContext
+from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.pipeline import aside
@@ -85,12 +86,20 @@ class Silent:
 
 
 @pytest.fixture()
-def make(
-    engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path
-) -> Callable[[Any, list[SessionWork]], Coordinator]:
-    return lambda celery, works: Coordinator(
-        engine, redis_client, celery, get_settings(), works, lambda: works_of(engine, None)
-    )
+def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[..., Coordinator]:
+    def coordinator(celery: Any, works: list[SessionWork], **facts: bool) -> Coordinator:
+        return Coordinator(engine, redis_client, celery, get_settings(), works, lambda: works_of(engine, None), **facts)
+
+    return coordinator
+
+
+def announce(engine: sa.Engine, client: redis.Redis, *names: str, **facts: str) -> None:
+    """Heartbeats of compile workers."""
+    status = WorkerStatus("a", "compile", "h", 1, "", "", (LIBRARY.toolchain(),), (), time.time(), time.time())
+    with reading(engine) as connection:
+        board = HeartbeatBoard(client, sessions.namespace(connection), 30.0)
+    for name in names:
+        board.announce(replace(status, name=name, **facts))  # type: ignore[arg-type]
 
 
 def test_all_sessions_with_open_jobs_are_served_also_one_that_comes_later(
@@ -206,17 +215,35 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
     coordinator = make(Silent(), works_of(engine, [first]))
     coordinator.publish()
     assert sum(taken(engine).values()) == 200, "four chunks, while no process is live"
-    status = WorkerStatus("a", "compile", "h", 1, "", "", (LIBRARY.toolchain(),), (), time.time(), time.time())
-    with reading(engine) as connection:
-        board = HeartbeatBoard(redis_client, sessions.namespace(connection), 30.0)
-    for name in "abc":
-        board.announce(replace(status, name=name))
-    board.announce(replace(status, name="aside", aside="its device is lost"))
+    announce(engine, redis_client, *"abc")
+    announce(engine, redis_client, "aside", aside="its device is lost")
     coordinator.publisher._snapshots._counted_at = 0.0
     coordinator.publish()
     assert sum(taken(engine).values()) == 300, "two chunks for each of three processes"
     coordinator.publish()
     assert sum(taken(engine).values()) == 300
+
+
+@pytest.mark.parametrize(
+    ("fixed_workers", "seconds", "waiting"), [(True, 9.0, 3), (True, 0.1, 6), (True, None, 6), (False, 9.0, 6)]
+)
+def test_one_long_chunk_waits_for_each_process_where_no_autoscaler_counts_them(
+    engine: sa.Engine,
+    redis_client: redis.Redis,
+    make: Callable[..., Coordinator],
+    *,
+    fixed_workers: bool,
+    seconds: float | None,
+    waiting: int,
+) -> None:
+    session_id = make_jobs(engine, 120)
+    coordinator = make(Silent(), works_of(engine, [session_id]), fixed_workers=fixed_workers)
+    announce(engine, redis_client, *"abc")
+    if seconds is not None:
+        ended = StepResult(job_id=1, attempt=1, step="build", ok=True, started_at=0.0, ended_at=seconds)
+        coordinator.drain.pace.note(session_id, ended)
+    assert coordinator.publish() == waiting
+    assert coordinator.publish() == 0
 
 
 def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:

@@ -18,6 +18,7 @@ from tuna.db.models import (
     GoldenKernel,
     Job,
     Kernel,
+    SearchSibling,
     Session,
     SolverApplicability,
     Trial,
@@ -31,7 +32,14 @@ from tuna.vocabulary import IN_FLIGHT, GoldenState
 #: Results, and jobs with all that belongs to them, that are deleted in one transaction.
 _RESULTS, _JOBS, _CONFIGS = 1000, 500, 500
 #: Columns that refer to `kernel`.
-_KERNEL_COLUMNS = (FindDb.workload, FindDbKernel.kernel, GoldenEntry.workload, GoldenKernel.kernel, Config.body)
+_KERNEL_COLUMNS = (
+    FindDb.workload,
+    FindDbKernel.kernel,
+    GoldenEntry.workload,
+    GoldenKernel.kernel,
+    Config.body,
+    SearchSibling.digest,
+)
 
 
 @dataclass
@@ -132,10 +140,14 @@ def _delete_jobs(engine: sa.Engine, session_id: int, remove: Callable[[set[str]]
             digests = {digest for digest in connection.execute(built).scalars() if digest}
             digests |= {row.workload for row in found if row.workload}
             digests |= needed_artifacts.settle(connection, ids)
+            blocks = sa.select(SearchSibling.digest).where(SearchSibling.job_id.in_(ids)).distinct()
+            learned = set(connection.execute(blocks).scalars())
             connection.execute(sa.delete(Job).where(Job.id.in_(ids)))
+            kernels = _delete_kernels(connection, learned)
             unneeded = digests - needed_artifacts.needed(connection, digests)
     remove(unneeded)
     done.jobs += len(found)
+    done.kernels += kernels
     done.chunks |= {row.chunk for row in found if row.chunk}
     return bool(found)
 

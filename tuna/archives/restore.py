@@ -133,12 +133,13 @@ class _Restoration:
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
                 raise ValueError(f"there is no state {row['state']!r:.40}")
-        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps", "round"))
+        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part"))
         self.jobs += len(jobs)
         for name in ("step_result", "trial"):
             self._insert(name, batch.get(name, []))
         self.ids["find_db"] = self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
         self._insert("find_db_kernel", batch.get("find_db_kernel", []))
+        self._insert("search_sibling", batch.get("search_sibling", []))
 
     def finish(self) -> Restored:
         """What was restored; raises BadInput unless it is all that the header names."""

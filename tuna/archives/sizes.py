@@ -8,15 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.db import jobs, sessions
+from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
 from tuna.db.models import Environment, FindDb, FindDbKernel, Job, Kernel, Session, Trial
+from tuna.db.searches import Searches
 from tuna.errors import TunaError
 from tuna.golden.versions import of_session
-from tuna.libraries.registry import find_library, get_library
-from tuna.pipeline import rounds
+from tuna.libraries.registry import get_library
 from tuna.pipeline.states import is_open
-from tuna.vocabulary import IN_FLIGHT, State
+from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
 #: Of which a session has the first that one of its jobs has.
 _STATES = ("running", "waiting", "ended")
@@ -36,8 +36,8 @@ class SessionSize:
     environment: str  #: key
     created_at: datetime
     state: str  #: running, waiting, ended, or empty
-    jobs: dict[str, int]  #: by state; each round of a search is one
-    searches: dict[str, int]  #: by why they ended; under "" those that go on
+    jobs: dict[str, int]  #: by state, without those that search in rounds
+    searches: Searches
     trials: int
     trial_bytes: int  #: about what they take
     results: int
@@ -68,11 +68,13 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         states.add(
             "running" if State(state) in IN_FLIGHT else "waiting" if _waits(row.library, state, step) else "ended"
         )
+    of_rounds = searches.read(connection, [row.id]).get(row.id, Searches())
     texts = sum(
         (sa.func.coalesce(sa.func.length(column), 0) for column in (Trial.params, Trial.output_tail, Trial.times_ms)),
         sa.literal(_TRIAL_BYTES),
     )
-    of_trials = sa.select(sa.func.count(), sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
+    tried = sa.func.count(sa.case((Trial.step != SEARCH, 1)))  # what a search only proposed is no trial yet
+    of_trials = sa.select(tried, sa.func.sum(texts)).join(Job, Job.id == Trial.job_id)
     trials, trial_bytes = connection.execute(of_trials.select_from(Trial).where(Job.session_id == row.id)).one()
     results = connection.execute(sa.select(sa.func.count()).where(FindDb.session_id == row.id)).scalar_one()
     code = sa.select(FindDbKernel.kernel).join(FindDb, FindDb.id == FindDbKernel.find_db_id)
@@ -90,8 +92,8 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         environment=row.key,
         created_at=row.created_at,
         state=next((state for state in _STATES if state in states), "ended" if results else "empty"),
-        jobs=counts,
-        searches=_searches(connection, row.library, row.id),
+        jobs=searches.others(counts, of_rounds),
+        searches=of_rounds,
         trials=trials,
         trial_bytes=int(trial_bytes or 0),
         results=results,
@@ -99,11 +101,6 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         artifact_bytes=int(artifact_bytes or 0),
         golden=tuple(one.version for one in of_session(connection, row.id)),
     )
-
-
-def _searches(connection: sa.Connection, library: str, session_id: int) -> dict[str, int]:
-    found = find_library(library)
-    return rounds.by_end(connection, session_id, found.search.name) if found and found.search else {}
 
 
 def _waits(library: str, state: str, step: str) -> bool:

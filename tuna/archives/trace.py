@@ -35,6 +35,8 @@ FORMAT, VERSION = "tuna-trace", 1
 _HEAD = f'{{"format":"{FORMAT}"'.encode()
 #: States in which a job is done, with or without success.
 ENDED = frozenset({State.EVALUATED.value, State.ERRORED.value, State.CANCELED.value})
+#: What names a job of a config and solver.
+OF_JOB = ("steps", "round", "part")
 _PASSING = frozenset(state.value for state in IN_FLIGHT)
 #: Columns that name rows of one database only, or what is in flight there.
 LOCAL: Mapping[str, frozenset[str]] = {
@@ -52,6 +54,8 @@ class JobName(NamedTuple):
     config: str  #: key
     solver: str
     steps: str
+    round: int = 0
+    part: int = 0
 
 
 class Header(NamedTuple):
@@ -137,11 +141,12 @@ class Trace:
             assert self.header is not None
             lines, ended = [], []
             for job, config, solver in _jobs(connection, session_id, job_ids):
-                name, state = JobName(config.key, solver, job["steps"]), (job["state"], job["attempt"])
+                name = JobName(config.key, solver, *(job[key] for key in OF_JOB))
+                state = (job["state"], job["attempt"])
                 if job["state"] in _PASSING or self._written.get(name) == state:
                     continue
                 result = self._result(connection, job, config, solver) if job["state"] in ENDED else None
-                kept = {key: job[key] for key in ("steps", "reason", "options")}
+                kept = {key: job[key] for key in (*OF_JOB, "reason", "options")}
                 named = {"config": json.loads(config.json), "key": config.key, "solver": solver, **kept}
                 line = {"session": self.header.uuid, "job": named, "state": state[0], "attempt": state[1]}
                 lines.append({**line, "result": result})
@@ -203,7 +208,13 @@ class Trace:
 
 def job_name(line: Mapping[str, Any]) -> JobName:
     """The job that a line is of; raises LookupError or TypeError."""
-    return JobName(*(str(line["job"][name]) for name in ("key", "solver", "steps")))
+    return job_of(str(line["job"]["key"]), line["job"])
+
+
+def job_of(config: str, named: Mapping[str, Any]) -> JobName:
+    """The job of a config that these fields name; raises LookupError, TypeError or ValueError."""
+    rounds = (int(named.get(name, 0)) for name in ("round", "part"))  # of which traces of older releases say nothing
+    return JobName(config, str(named["solver"]), str(named["steps"]), *rounds)
 
 
 def packed(blob: bytes) -> str:
@@ -247,14 +258,16 @@ def _jobs(
 
 def _owner(job_id: Any) -> Sequence[Any]:
     """Columns that name the job of a row, for a query on it."""
-    of_job = sa.select(Job.steps).where(Job.id == job_id).scalar_subquery().label("steps")
+    of_job = [sa.select(getattr(Job, name)).where(Job.id == job_id) for name in OF_JOB]
     solver = sa.select(Solver.name).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
-    return [solver.scalar_subquery().label("solver"), of_job]
+    named = zip(("solver", *OF_JOB), (solver, *of_job), strict=True)
+    return [query.scalar_subquery().label(name) for name, query in named]
 
 
-def _owner_of(connection: sa.Connection, job_id: int | None) -> list[str] | None:
-    """Solver and steps of a job."""
-    query = sa.select(Solver.name, Job.steps).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
+def _owner_of(connection: sa.Connection, job_id: int | None) -> list[Any] | None:
+    """Solver, steps, round and part of a job."""
+    columns = (getattr(Job, name) for name in OF_JOB)
+    query = sa.select(Solver.name, *columns).join(Job, Job.solver_id == Solver.id).where(Job.id == job_id)
     row = None if job_id is None else connection.execute(query).one_or_none()
     return None if row is None else list(row)
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.trace import ENDED, LOCAL, JobName, Trace, job_name
+from tuna.archives.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
 from tuna.artifact_files import MAX_BYTES
 from tuna.configs import from_json
 from tuna.db import configs, sessions
@@ -23,6 +23,9 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.vocabulary import State
+
+#: Fields of a trial's line that name its job.
+_OF_OWNER = ("solver", *OF_JOB)
 
 
 def session_of(connection: sa.Connection, trace: Trace) -> int | None:
@@ -91,7 +94,12 @@ class _Restoration:
         config_id, solver_id = self._config(name.config, named["config"]), self._solver(name.solver)
         steps = name.steps.split(",")
         row = {"steps": name.steps, "step": steps[0], "state": State.NEW.value, "attempt": 0, "updated_at": utc_now()}
-        row |= {"reason": str(named["reason"]), "options": dict(named["options"])}
+        row |= {
+            "reason": str(named["reason"]),
+            "options": dict(named["options"]),
+            "round": name.round,
+            "part": name.part,
+        }
         if line["state"] in ENDED:
             row |= _read("job", result["job"])
         pair = {"session_id": self.session_id, "config_id": config_id, "solver_id": solver_id}
@@ -102,9 +110,9 @@ class _Restoration:
         self._rows(
             StepResult, [{**_read("step_result", one), "job_id": job_id} for one in result.get("step_result", ())]
         )
-        trials = [(JobName(name.config, one.pop("solver"), one.pop("steps")), one) for one in result.get("trial", ())]
+        trials = [(job_of(name.config, one), one) for one in result.get("trial", ())]
         for owner, one in trials:
-            self._trial(owner, _read("trial", one))
+            self._trial(owner, _read("trial", {key: value for key, value in one.items() if key not in _OF_OWNER}))
         for one in result.get("find_db", ()):
             self.best[name.config, one["job"][0]] = one
 

@@ -96,7 +96,7 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):
-        config, find_db = tables.table("config"), tables.table("find_db")
+        config, find_db, sibling = (tables.table(name) for name in ("config", "find_db", "search_sibling"))
         of_results = sa.select(find_db.c.id, find_db.c.workload).where(
             find_db.c.session_id == session_id, find_db.c.config_id.in_(ids)
         )
@@ -107,6 +107,8 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         for part in parts(result_ids):
             needed += connection.execute(sa.select(code.c.kernel).where(code.c.find_db_id.in_(part))).scalars()
         needed += connection.execute(sa.select(config.c.body).where(config.c.id.in_(ids))).scalars()
+        of_jobs = sa.select(sibling.c.digest).join(Job, Job.id == sibling.c.job_id)
+        needed += connection.execute(of_jobs.where(Job.session_id == session_id, Job.config_id.in_(ids))).scalars()
         put_kernels(needed)
         put_for("config", "id", ids)
         for name in (*tables.DETAILS, "config_tag"):
@@ -117,6 +119,7 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         job_ids = [row.id for row in jobs]
         put_for("step_result", "job_id", job_ids)
         put_for("trial", "job_id", job_ids)
+        put_for("search_sibling", "job_id", job_ids)
         put("find_db", find_db.c.session_id == session_id, find_db.c.config_id.in_(ids))
         put_for("find_db_kernel", "find_db_id", result_ids)
         file.line(BATCH, None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from tuna.db import searches
 from tuna.db.engine import reading
+from tuna.db.searches import Searches
 from tuna.vocabulary import IN_FLIGHT, State
 
 
@@ -47,7 +49,7 @@ class Overview:
     reason: str
     environment: str  #: the environment's key
     arch: str
-    jobs: Mapping[str, int]  #: number of jobs by state
+    jobs: Mapping[str, int]  #: number of jobs by state, without those that search in rounds
     failures: tuple[Failure, ...]  #: most attempts first
     simulated: bool = False  #: a stand-in timed some of its results
     noisy: int = 0  #: results that were measured on a device that was not quiet
@@ -55,11 +57,13 @@ class Overview:
     has_deadline: bool = False
     fault: str = ""  #: why coordinators have set it aside
     undrained: int = 0  #: reports that wait for a coordinator which has the library
+    searches: Searches = field(default_factory=Searches)
 
     @property
     def in_flight(self) -> int:
-        """Jobs that a worker or a queue has."""
-        return sum(number for state, number in self.jobs.items() if State(state) in IN_FLIGHT)
+        """Jobs, and rounds of searches, that a worker or a queue has."""
+        both = (*self.jobs.items(), *self.searches.rounds.items())
+        return sum(number for state, number in both if State(state) in IN_FLIGHT)
 
 
 _GROUP = (_job.c.session_id, _job.c.step, _job.c.state)
@@ -143,18 +147,19 @@ def counts_statement(dialect: str) -> sa.Executable:
 
 
 def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
-    """Every session, or just `session_id`; empty if there is none. Jobs and failures are read concurrently."""
-    with ThreadPoolExecutor(1) as pool, reading(engine) as connection:
+    """Every session, or just `session_id`; empty if there is none. Jobs, searches and failures are read concurrently."""
+    with ThreadPoolExecutor(2) as pool, reading(engine) as connection:
         pending = pool.submit(_failures, engine)
+        sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
+        rows = connection.execute(sessions).all()
+        searching = pool.submit(_searches, engine, [row.id for row in rows])
         counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for row in connection.execute(counts_statement(engine.dialect.name)):
             counts[row.session_id][row.state] += row.number
-        sessions = _SESSIONS if session_id is None else _SESSIONS.where(_session.c.id == session_id)
-        rows = connection.execute(sessions).all()
         simulated = set(connection.execute(SIMULATED).scalars())
         noisy = {row[0]: row[1] for row in connection.execute(NOISY)}
         undrained_of = {row[0]: row[1] for row in connection.execute(UNDRAINED)}
-        failures = pending.result()
+        failures, found = pending.result(), searching.result()
     return [
         Overview(
             session_id=row.id,
@@ -162,7 +167,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             reason=row.reason,
             environment=row.key,
             arch=row.arch,
-            jobs=dict(sorted(counts[row.id].items())),
+            jobs=searches.others(counts[row.id], found.get(row.id, Searches())),
             failures=tuple(failures.get(row.id, ())),
             simulated=row.id in simulated,
             noisy=noisy.get(row.id, 0),
@@ -170,9 +175,15 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             has_deadline=bool(row.has_deadline),
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
+            searches=found.get(row.id, Searches()),
         )
         for row in rows
     ]
+
+
+def _searches(engine: sa.Engine, session_ids: Collection[int]) -> dict[int, Searches]:
+    with reading(engine) as connection:
+        return searches.read(connection, session_ids)
 
 
 def _failures(engine: sa.Engine) -> dict[int, list[Failure]]:

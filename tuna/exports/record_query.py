@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Job, Session, Solver, StepResult, Trial
+from tuna.db.searches import rounds_of
 from tuna.exports.select import Selection
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
 
@@ -27,16 +28,19 @@ def records(connection: sa.Connection, selection: Selection, n_best: int = 1) ->
     if n_best == 1:
         yield from found
         return
-    for _, group in groupby(found, key=lambda record: (record.config_key, record.environment.key)):
-        several = [one for record in group for one in (record, *_slower(connection, record, n_best - 1))]
-        yield from sorted(several, key=lambda one: (one.time_ms is None, one.time_ms, one.solver, one.params))
+    # On another connection: MariaDB's streams one result at a time, and drops the rest of it for another query.
+    with connection.engine.connect() as beside:
+        for _, group in groupby(found, key=lambda record: (record.config_key, record.environment.key)):
+            several = [one for record in group for one in (record, *_slower(beside, record, n_best - 1))]
+            yield from sorted(several, key=lambda one: (one.time_ms is None, one.time_ms, one.solver, one.params))
 
 
 def _slower(connection: sa.Connection, record: ResultRecord, count: int) -> list[ResultRecord]:
-    """The fastest good trials of the record's job that took as long or longer."""
+    """The fastest good trials of the record's job, or of all rounds of its search, that took as long or longer."""
     if record.job_id is None or record.time_ms is None:
         return []
     columns = (
+        Trial.job_id,
         Trial.number,
         Trial.time_ms,
         Trial.params,
@@ -47,13 +51,15 @@ def _slower(connection: sa.Connection, record: ResultRecord, count: int) -> list
     )
     query = (
         sa.select(*columns)
-        .where(Trial.job_id == record.job_id, Trial.cause.is_(None), Trial.time_ms >= record.time_ms)
-        .where(Trial.number != record.trial_number, Trial.params.is_not(None))
-        .order_by(Trial.time_ms, Trial.params, Trial.number)
+        .where(Trial.job_id.in_(rounds_of(record.job_id)), Trial.cause.is_(None), Trial.time_ms >= record.time_ms)
+        .where(sa.or_(Trial.job_id != record.job_id, Trial.number != record.trial_number))
+        .where(Trial.params.is_not(None), Trial.ended_early.is_(False))
+        .order_by(Trial.time_ms, Trial.params, Trial.job_id, Trial.number)
         .limit(count)
     )
     return [
         record._replace(
+            job_id=row.job_id,
             trial_number=row.number,
             time_ms=row.time_ms,
             params=row.params or "",

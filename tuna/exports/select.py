@@ -23,6 +23,7 @@ from tuna.db.models import (
     Solver,
     Trial,
 )
+from tuna.db.searches import rounds_of
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.results import KernelOf, SolverFacts
 
@@ -194,11 +195,13 @@ def blob(connection: sa.Connection, digest: str) -> bytes:
 
 
 def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
-    """(number, time in ms, params) of the fastest good trials of a job that took `at_least_ms` or longer."""
+    """(number, time in ms, params) of the fastest good trials of a job, or of all rounds of its search, that took `at_least_ms`
+    or longer."""
     query = (
         sa.select(Trial.number, Trial.time_ms, Trial.params)
-        .where(Trial.job_id == job_id, Trial.cause.is_(None), Trial.time_ms >= at_least_ms, Trial.params.is_not(None))
-        .order_by(Trial.time_ms, Trial.number)
+        .where(Trial.job_id.in_(rounds_of(job_id)), Trial.time_ms >= at_least_ms)
+        .where(Trial.cause.is_(None), Trial.params.is_not(None), Trial.ended_early.is_(False))
+        .order_by(Trial.time_ms, Trial.job_id, Trial.number)
         .limit(limit)
     )
     return [(number, time_ms or 0.0, params or "") for number, time_ms, params in connection.execute(query)]

@@ -29,6 +29,7 @@ _AGAIN_S = 10.0
 #: Columns of a trial that a line has.
 _FIELDS = (
     *("number", "params", "step", "cause", "output_tail", "time_ms", "low_ms", "high_ms", "clock", "times_ms"),
+    "ended_early",
     *("max_error", "build_s", "measured_at"),
 )
 _ENDED = (State.EVALUATED.value, State.ERRORED.value)

@@ -41,6 +41,7 @@ from tuna.vocabulary import Cause, Resource
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
 #: Folders that the children may write to, emptied after each item.
 _BUILD, _MEASURE = "build", "measure"
+_FRESH = "tuna.libraries.measuring"
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
 #: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
@@ -161,6 +162,18 @@ class CandidateLibrary(Library):
         else:
             calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
         return max(step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s))
+
+    def warm_up(self, context: RunContext) -> None:
+        """Start the children that measure on cores, which import while the first candidates are built.
+
+        Those beside a device that has a driver are left to the first chunk, and so are those that build: at the start all would
+        import at once, on the cores that the first chunk needs.
+        """
+        with contextlib.suppress(*CHILD_FAULTS):  # the first chunk that needs them reports it
+            if context.device is not None and context.device.cores_only:
+                self._loader_child(context).start()
+                if self.forkable:
+                    self._forking_child(context).start()
 
     def close(self) -> None:
         """End the children."""
@@ -284,7 +297,7 @@ class CandidateLibrary(Library):
     # -- children -----------------------------------------------------------------------------------------------------
 
     def _builder_child(self, context: RunContext) -> Child:
-        self._compiler = self._compiler or self._child("tuna.libraries.building", _BUILD, context, threads=1)
+        self._compiler = self._compiler or self._child("tuna.libraries.building", _BUILD, context, 1, self.builder)
         return self._compiler
 
     def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
@@ -293,28 +306,33 @@ class CandidateLibrary(Library):
         plain = self._caller(child, context, builder=self.builder, job=job)
 
         def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            with context.build(timeout_s, child.pid if child.alive else None):
+            child.start(self.start_timeout_s, context.cancelled)  # so that its imports too can borrow a core
+            with context.build(timeout_s, child.pid):
                 return plain(op, timeout_s, **arguments)
 
         return call
 
     def _loader_child(self, context: RunContext) -> Child:
         threads = len(context.cpus) or 1
-        self._evaluator = self._evaluator or self._child(self.measuring, _MEASURE, context, threads)
+        self._evaluator = self._evaluator or self._child(self.measuring, _MEASURE, context, threads, self.loader)
         return self._evaluator
+
+    def _forking_child(self, context: RunContext) -> Child:
+        threads = len(context.cpus)
+        self._forker = self._forker or self._child(_FRESH, _MEASURE, context, threads, self.loader)
+        return self._forker
 
     def _fresh(self, context: RunContext) -> Call:
         """Calls of the eval child's functions, each in a process in which nothing was measured before."""
         threads = len(context.cpus)
 
         def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            self._forker = self._forker or self._child("tuna.libraries.measuring", _MEASURE, context, threads)
-            call = self._caller(self._forker, context, loader=self.loader)
+            call = self._caller(self._forking_child(context), context, loader=self.loader)
             call("prepare", self.start_timeout_s)
             return call(op, timeout_s, fork=True, **arguments)
 
         def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child = self._child("tuna.libraries.measuring", _MEASURE, context, threads)
+            child = self._child(_FRESH, _MEASURE, context, threads, self.loader)
             call = self._caller(child, context, loader=self.loader)
             try:
                 call("prepare", self.start_timeout_s)
@@ -324,7 +342,8 @@ class CandidateLibrary(Library):
 
         return fork if self.forkable else start
 
-    def _child(self, module: str, name: str, context: RunContext, threads: int) -> Child:
+    def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
+        """`used`: the builder or loader that it is started for."""
         visible = context.device.variables if context.device else {}
         writable = room(context, name)
         gpus = context.device is not None and not context.device.cores_only
@@ -335,6 +354,7 @@ class CandidateLibrary(Library):
             cpus=context.cpus,
             cwd=writable,
             box=Box(writable=(writable,), readable=(lasting(context),), gpus=gpus),
+            imports=[used.partition(":")[0]],
         )
 
     def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:

@@ -12,7 +12,7 @@ from tuna.configs import Config, from_json
 from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -65,6 +65,16 @@ class Rival(_Wire):
     time_ms: float
 
 
+class Sibling(_Wire):
+    """An earlier search that a search learns from."""
+
+    artifact: _Digest  #: with its trials: see `pipeline.siblings`
+    same: (
+        bool  #: of the same config in the same environment, on a quiet device: its times are those to be expected here
+    )
+    label: _Name  #: says of which layer, where
+
+
 class WorkItem(_Wire):
     """The input of one step of one job."""
 
@@ -86,6 +96,7 @@ class WorkItem(_Wire):
     #: artifacts with the trials of its earlier rounds, of the first round first; of the last one the params alone: see
     #: `pipeline.history`
     history: tuple[_Digest, ...] = ()
+    siblings: tuple[Sibling, ...] = ()  #: of a search: the same in all rounds
     best_ms: float | None = None  #: of the earlier rounds
     avoid: str = ""  #: place (`Report.place`) where an attempt failed; it declines the item while there are others
     rivals: tuple[Rival, ...] = ()  #: of the finals: whom to measure in turn
@@ -113,6 +124,9 @@ class Trial(_Wire):
     high_ms: _Known = None
     clock: Annotated[str, Field(max_length=8)] = (
         ""  #: `wall`, `cpu` (the core was never quiet), or `own` (the library's)
+    )
+    ended_early: bool = (
+        False  #: far slower than the best (`repeats.HOPELESS`), so that it was run twice alone: no result
     )
     max_error: _Known = None  #: largest error relative to the reference's largest magnitude
     build_s: _Known = None

@@ -51,6 +51,15 @@ class Past:
     cause: str | None = None  #: None, without a time: it is still being measured
 
 
+@dataclass(frozen=True)
+class Known:
+    """Trials of an earlier search from which this one may learn."""
+
+    label: str  #: says of which, for people
+    same: bool  #: of the same config in the same environment, measured while it was quiet: its times are those to be expected here
+    trials: Sequence[Past]
+
+
 class Builder(ABC):
     """Proposes candidates and builds them, on a CPU that may belong to another machine than the one that measures."""
 
@@ -71,10 +80,10 @@ class Builder(ABC):
         `build_timeout_s`.
         """
 
-    def search(self, job: KernelJob, history: Sequence[Past], count: int) -> Sequence[str]:
+    def search(self, job: KernelJob, history: Sequence[Past], count: int, known: Sequence[Known] = ()) -> Sequence[str]:
         """The params of up to `count` candidates that are not in `history`, for the next round of a search; fewer: no more exist.
 
-        The same history must get the same answer in another process.
+        `known` is the same in all rounds of a search. The same arguments must get the same answer in another process.
         """
         raise NotImplementedError
 

@@ -154,4 +154,7 @@ class ResultSource(Protocol):
         """The stored bytes (code, workload) with this SHA-256."""
 
     def good_trials(self, job_id: int, at_least_ms: float, limit: int) -> list[tuple[int, float, str]]:
-        """(number, time in ms, params) of the fastest good trials of a job that took `at_least_ms` or longer."""
+        """(number in its round, time in ms, params) of the fastest good trials of a job that took `at_least_ms` or longer.
+
+        Of a job that searches in rounds, those of all of them.
+        """

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from tuna.libraries.base import Found, Step
+from tuna.files import empty
+from tuna.libraries.base import Found, SearchLimits, Step
 from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work, build_fault
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
@@ -19,6 +22,8 @@ from tuna.libraries.scratch import artifact
 from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
+#: What of the minutes is left for the start of workers and for finals: this part, and at most so many seconds.
+_AROUND, _AROUND_S = 0.1, 30.0
 _WHY = {
     Stop.TARGET: "a result is as fast as target_ms",
     Stop.EXHAUSTED: "there is no further candidate",
@@ -39,10 +44,14 @@ class SearchOptions(CandidateOptions):
         description="of a search: it ends when flat, quick after 64 trials at most; default: quick, if no limit is set",
     )
     minutes: float | None = Field(
-        None, gt=0, le=1e6, description="of a search: no round is opened that would end later"
+        None, gt=0, le=1e6, description="of a search: no round is opened that would end later, but for the first"
     )
     target_ms: float | None = Field(
         None, gt=0, le=1e9, description="of a search: it ends with a result as fast as this"
+    )
+    warm_start: bool = Field(
+        True,
+        description="of a search: whether it learns from earlier searches of like layers, here and on other devices",
     )
     batch: int = Field(16, ge=1, le=1000, description="candidates in a round of a search")
 
@@ -72,11 +81,32 @@ class SearchingLibrary(CandidateLibrary):
         planned = asked.batch * found.opened
         done = Progress(
             seconds=[None if one is None else one / 1000 for one in found.times_ms],
-            elapsed_s=found.elapsed_s + found.round_s,
+            elapsed_s=found.elapsed_s + found.round_s + _around_s(asked),
             exhausted=found.proposed < (planned if rule.trials is None else min(planned, rule.trials)),
         )
         why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(found.proposed) == 0 else None)
         return _WHY[why] if why else None
+
+    def warm_starts(self, options: Mapping[str, Any]) -> bool:
+        """Unless the option says otherwise."""
+        return read(self.options, options).warm_start
+
+    def search_limits_s(self, options: Mapping[str, Any]) -> SearchLimits | None:
+        """By the option `minutes`: without what comes before and after, and in full."""
+        asked = read(self.options, options)
+        if asked.minutes is None:
+            return None
+        return SearchLimits(60 * asked.minutes - _around_s(asked), 60 * asked.minutes)
+
+    def gives_up_rest(self, why: str) -> bool:
+        """Where it has what it was for."""
+        return why == _WHY[Stop.TARGET]
+
+    def most_rounds(self, options: Mapping[str, Any]) -> int | None:
+        """By its trials, of which an effort has a number."""
+        asked = read(self.options, options)
+        trials = _rule(asked).trials
+        return None if trials is None else math.ceil(trials / asked.batch)
 
     def next_step(self, result: StepResult, steps: Sequence[str]) -> str | None:
         """None after a round that proposed nothing: the space is exhausted."""
@@ -94,17 +124,22 @@ class SearchingLibrary(CandidateLibrary):
         asked, clock = read(self.options, item.options), time.monotonic()
         left = _rule(asked).left(item.round * asked.batch)
         count = asked.batch if left is None else min(asked.batch, left)
-        path = context.scratch / "history.jsonl"
-        path.write_bytes(b"\n".join(gzip.decompress(artifact(digest, context)) for digest in item.history))
+        folder = context.scratch / "history"
+        folder.mkdir(exist_ok=True)
+        own = _written(folder / "own", item.history, context)
+        known = [
+            {"label": one.label, "same": one.same, "path": _written(folder / str(number), [one.artifact], context)}
+            for number, one in enumerate(item.siblings)
+        ]
         job = self._job(item, asked, context)
-        call = self._caller(self._builder_child(context), context, builder=self.builder, job=job)
+        call = self._builder_caller(job, context)
         try:
-            params = call("search", self.start_timeout_s, history=str(path), count=count)["params"]
+            params = call("search", self.start_timeout_s, history=own, count=count, known=known)["params"]
         except CHILD_FAULTS as error:
             cause, words = build_fault(error)
             return {"ok": False, "cause": cause, "output_tail": words, "busy_s": time.monotonic() - clock}
         finally:
-            path.unlink()
+            empty(folder)
         facts: dict[str, Any] = {"busy_s": time.monotonic() - clock}
         if not params and not item.round:
             return {
@@ -114,6 +149,16 @@ class SearchingLibrary(CandidateLibrary):
                 "output_tail": "no valid candidate was proposed",
             }
         return {**facts, "ok": True, "trials": tuple(Trial(index=n, params=text) for n, text in enumerate(params))}
+
+
+def _written(path: Path, digests: Sequence[str], context: RunContext) -> str:
+    """The trials of these blocks in one file; raises ArtifactLost."""
+    path.write_bytes(b"\n".join(gzip.decompress(artifact(digest, context)) for digest in digests))
+    return str(path)
+
+
+def _around_s(asked: SearchOptions) -> float:
+    return 0.0 if asked.minutes is None else min(_AROUND_S, _AROUND * 60 * asked.minutes)
 
 
 def _rule(asked: SearchOptions) -> StopRule:

@@ -14,6 +14,7 @@ from tuna.db.packed import packed, unpacked
 from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.libraries.items import WorkItem
+from tuna.pipeline import siblings
 from tuna.pipeline.leases import new_id
 from tuna.pipeline.scope import Scope
 from tuna.pipeline.states import CLAIMABLE, queued
@@ -74,6 +75,8 @@ def claim(
     rows = _waiting(connection, scope.session_id, step, limit, only)
     if not rows:
         return []
+    if scope.library.search is not None and step.name == scope.library.search.name:
+        siblings.choose(connection, scope, rows)
     now = utc_now()
     items = work_items(connection, scope, step.name, rows)
     chunks: list[ClaimedChunk] = []

@@ -52,8 +52,10 @@ GRACE_S = 5.0
 _IDLE_MS = 200
 #: The same while members do something, whose reports arrive elsewhere.
 _MEMBERS_MS = 50
-#: Minimum duration of a round of claiming, publishing and draining.
-_ROUND_S = 0.1
+#: Rounds of claiming, publishing and draining that move something come this far apart on average, so that results gather: a
+#: transaction costs the same for one as for a thousand. So many may follow each other at once after a time with fewer, so
+#: that what ends while little goes on is followed up without a pause.
+_ROUND_S, _BURST = 0.1, 10
 _REAP_EVERY_S = 1.0
 #: New objects before the garbage collector looks: more than a batch has, or it looks through all of Tuna for each batch,
 #: which was a third of the CPU time.
@@ -82,9 +84,12 @@ class Coordinator:
         aside: Aside | None = None,
         on_stored: Callable[[Collection[int]], None] = lambda _: None,
         policy: Policy | None = None,
+        *,
+        fixed_workers: bool = False,
     ) -> None:
         """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now. `on_stored` is the
-        drain's; `policy`: what is published next, by default what the setting says."""
+        drain's; `policy`: what is published next, by default what the setting says; `fixed_workers`: no autoscaler starts more
+        workers where many chunks wait, so fewer do."""
         self._engine = engine
         self._celery = celery
         self._settings = settings
@@ -104,7 +109,16 @@ class Coordinator:
         chosen = policy or POLICIES.get(settings.policy)
         snapshots = Snapshots(engine, board, self.aside, self.drain.ended, settings.queue_bound, chosen)
         self.publisher = Publisher(
-            engine, client, celery, settings, artifacts, self._leases, self.drain.pace, self.aside, snapshots
+            engine,
+            client,
+            celery,
+            settings,
+            artifacts,
+            self._leases,
+            self.drain.pace,
+            self.aside,
+            snapshots,
+            fixed_workers=fixed_workers,
         )
         self._client = client
         told = settings_of_members(settings)
@@ -113,7 +127,7 @@ class Coordinator:
         self._retirement = key_rotation.Retirement(engine, artifacts)
         self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
         self._publish_bootstrap()
-        self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = 0.0
+        self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = self._round_due_at = 0.0
         self._kept_at = self._rounds_at = -math.inf
         self._drainer: futures.Executor | None = None
 
@@ -147,13 +161,16 @@ class Coordinator:
             self._refreshed_at = round_at
             self._works = self._refresh()
         moved = self._members.tick()
-        moved += self._publish_and_drain()
+        if self._drainer is None:
+            moved += self.drain.once()
         moved += self._load(self.drain.take_moved) + self._open_rounds()
+        self.publisher.expect(self.drain.take_due())
+        moved += self._publish_and_drain()
         self.reap()
         tick()
         if moved:
-            # A transaction costs the same for one result as for a thousand: let some gather.
-            time.sleep(max(0.0, _ROUND_S - (time.monotonic() - round_at)))
+            self._round_due_at = max(self._round_due_at, round_at - _BURST * _ROUND_S) + _ROUND_S
+            time.sleep(max(0.0, self._round_due_at - time.monotonic()))
         elif finished() and not self._stream.backlog() and not self._load():
             return False
         else:
@@ -162,7 +179,7 @@ class Coordinator:
 
     def _publish_and_drain(self) -> int:
         if self._drainer is None:
-            return self.publish() + self.drain.once()
+            return self.publish()
         drained = self._drainer.submit(contextvars.copy_context().run, self.drain.once)
         try:
             published = self.publish()
@@ -179,18 +196,29 @@ class Coordinator:
         loaded = 0
         for work in self.aside.others(self._works):
             with self.aside.guard(work):
-                loaded += followers.load(self._engine, work, None if configs is None else configs(work.session_id))
+                found = followers.load(self._engine, work, None if configs is None else configs(work.session_id))
+                loaded += self._expect_followers(work, found)
         return loaded
 
+    def _expect_followers(self, work: SessionWork, number: int) -> int:
+        """Some number of rounds or finals were made, which wait for their first step."""
+        if number:
+            first = (work.library.search, work.library.finals)
+            self.publisher.expect((work.session_id, step.name) for step in first if step)
+        return number
+
     def _open_rounds(self) -> int:
-        """Open rounds that are due because of what another coordinator drained, or a worker that was lost."""
+        """Open rounds that are due because of what another coordinator drained, or a worker that was lost; end late searches."""
         started_at = time.monotonic()
         if started_at < self._rounds_at:
             return 0
-        opened = 0
+        opened, late = 0, set[str]()
         for work in self.aside.others(self._works):
             with self.aside.guard(work):
-                opened += followers.open_rounds(self._engine, work)
+                late |= followers.give_up_rounds(self._engine, work)
+                opened += self._expect_followers(work, followers.open_rounds(self._engine, work))
+        if late:
+            self._leases.drop(sorted(late))
         ended_at = time.monotonic()
         self._rounds_at = ended_at + max(_ROUNDS_EVERY_S, (ended_at - started_at) / _ROUNDS_SHARE)
         return opened

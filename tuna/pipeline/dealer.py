@@ -54,6 +54,7 @@ class _Item(BaseModel):
     candidates: tuple[Any, ...] = ()
     rivals: tuple[Any, ...] = ()
     history: tuple[str, ...] = ()
+    siblings: tuple[Any, ...] = ()
 
 
 class _Chunk(BaseModel):
@@ -289,4 +290,5 @@ def _named(chunk: _Chunk) -> Iterator[str]:
         if item.body:
             yield item.body
         yield from item.history
-        yield from (one["artifact"] for one in (*item.candidates, *item.rivals) if one.get("artifact"))
+        others = (*item.candidates, *item.rivals, *item.siblings)
+        yield from (one["artifact"] for one in others if one.get("artifact"))

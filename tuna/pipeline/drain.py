@@ -92,6 +92,7 @@ class DrainCounts:
     unreadable: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     configs: set[tuple[int, int]] = field(default_factory=set)  #: of jobs that something may follow, with the session
+    due: set[tuple[int, str]] = field(default_factory=set)  #: session and step for which jobs wait by that
     unneeded: set[str] = field(default_factory=set)  #: artifacts, after one batch
     jobs: set[int] = field(default_factory=set)  #: that moved, likewise
 
@@ -161,6 +162,11 @@ class Drain:
         self.counts.configs -= found
         return {config_id for _, config_id in found}
 
+    def take_due(self) -> set[tuple[int, str]]:
+        """Session and step of jobs that a result since the last call let wait for that step."""
+        found, self.counts.due = self.counts.due, set()
+        return found
+
     def write(self, entries: list[Entry]) -> None:
         """Write the entries in one transaction, then acknowledge them."""
         if not entries:
@@ -212,6 +218,7 @@ class Drain:
         self.counts.refused += counts.refused
         self.counts.causes += counts.causes
         self.counts.configs |= counts.configs
+        self.counts.due |= counts.due
         self._artifacts.release(counts.unneeded)
         self._on_stored(counts.jobs)
 
@@ -274,7 +281,12 @@ class Drain:
             reject_trials(connection, failure)
         losses = losses_of(connection, jobs.values())
         outcomes = [outcome.after_losses(losses) for outcome in accepted.values()] if losses else [*accepted.values()]
-        ended = [job for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes) if self._ends(job, after)]
+        ended: list[_Job] = []
+        for job, after in ((jobs[o.result.job_id], o.after) for o in outcomes):
+            if self._ends(job, after):
+                ended.append(job)
+            else:
+                counts.due.add((job.session_id, after.step))
         moved = [job for o in outcomes if self._leads_on(job := jobs[o.result.job_id], o.after)]
         counts.configs |= {(job.session_id, job.config_id) for job in moved}
         _write_step_results(connection, outcomes)

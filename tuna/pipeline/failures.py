@@ -59,7 +59,7 @@ def after_failure(
         final = bool(job.failures) or alone(place)
         policy = replace(policy, again=Again.NEVER if final else Again.ELSEWHERE)
     steps = step_names(job.steps)
-    step = steps[0] if policy.first_step else job.step
+    step = _first(job, steps, library) if policy.first_step else job.step
     charged = policy.charged or policy.again is Again.NEVER or job.uncharged >= MAX_UNCHARGED
     failures = job.failures + charged
     free = job.uncharged + (not charged)
@@ -74,6 +74,12 @@ def after_failure(
         now + timedelta(seconds=wait_s) if wait_s else None,
         place if policy.again is Again.ELSEWHERE and place else None,
     )
+
+
+def _first(job: AttemptedRow, steps: tuple[str, ...], library: Library) -> str:
+    """The step from which a job repeats all; a round of a search has its candidates in SQL, and is not proposed again."""
+    proposed = library.search is not None and steps[0] == library.search.name and job.step != steps[0]
+    return steps[1] if proposed else steps[0]
 
 
 def after_bug(job: AttemptedRow, error: Exception) -> tuple[NextState, str]:

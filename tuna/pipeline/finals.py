@@ -50,6 +50,7 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
             "solver_id": solver_id,
             "steps": FINALS,
             "round": 0,
+            "part": 0,
             "step": FINALS,
             "state": State.NEW.value,
             "reason": FINALS,
@@ -59,14 +60,14 @@ def load(connection: sa.Connection, session_id: int, library: Library, configs: 
         for config_id, solver_id in due
     ]
     # Another coordinator may have made one of them just now.
-    upsert(connection, Job, rows, key=("session_id", "config_id", "solver_id", "steps", "round"))
+    upsert(connection, Job, rows, key=("session_id", "config_id", "solver_id", "steps", "round", "part"))
     return len(rows)
 
 
 def rivals(
     connection: sa.Connection, session_id: int, library: Library, configs: Iterable[int]
 ) -> dict[int, Sequence[sa.Row[Any]]]:
-    """By config: find-db id, solver and params, options of its job, number, artifact and time of each, fastest first."""
+    """By config: find-db id, solver and params, options and steps of its job, trial and time of each, fastest first."""
     found: dict[int, Sequence[sa.Row[Any]]] = {}
     for part in parts(sorted(configs)):
         found |= _close(connection, session_id, library, part)
@@ -121,7 +122,7 @@ def _close(
     query = (
         sa.select(
             *(FindDb.id, FindDb.config_id, FindDb.solver_id, FindDb.time_ms, FindDb.params, FindDb.final_job_id),
-            *(Solver.name, Job.options, Trial.number, Trial.artifact),
+            *(Solver.name, Job.options, Job.steps, Trial.number, Trial.artifact, Trial.id.label("trial_id")),
         )
         .join(Solver, Solver.id == FindDb.solver_id)
         .join(Job, Job.id == FindDb.job_id)
@@ -155,7 +156,7 @@ def _not_ready(connection: sa.Connection, session_id: int, library: Library, con
             sa.and_(Job.state.in_(ended), Job.step == FINALS),
         ),
     )
-    searching = [] if library.search is None else [rounds.unended(session_id, library.search.name)]
+    searching = [] if library.search is None else [rounds.unended(session_id)]
     found: set[int] = set()
     for one in (query, *(sa.select(Job.config_id).where(*which) for which in searching)):
         mine = one if configs is None else one.where(Job.config_id.in_(configs))

@@ -28,6 +28,16 @@ def open_rounds(engine: sa.Engine, work: SessionWork, configs: Collection[int] |
     raise AssertionError("retrying() ends with a result or an error")
 
 
+def give_up_rounds(engine: sa.Engine, work: SessionWork) -> set[str]:
+    """End searches whose time is over; returns the chunks whose leases are to be dropped."""
+    if work.library.search is None:
+        return set()
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            return rounds.give_up(connection, work.session_id, work.library)
+    raise AssertionError("retrying() ends with a result or an error")
+
+
 def _load_finals(engine: sa.Engine, work: SessionWork, configs: Collection[int] | None) -> int:
     if work.library.finals not in work.steps:
         return 0

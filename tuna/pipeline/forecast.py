@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from tuna.db import jobs
 from tuna.db.batches import parts
 from tuna.db.models import Job, StepResult
+from tuna.pipeline import rounds
 from tuna.pipeline.policies import StageKind, StageTimes
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.states import is_open
@@ -22,11 +23,15 @@ _SAMPLE = 100
 
 @dataclass(frozen=True)
 class Left:
-    """Jobs of a session that have not ended, and what they have to go through. Of a search these are its open rounds alone."""
+    """Jobs of a session that have not ended, and what they have to go through.
 
-    jobs: int
+    Of a search these are its open rounds, and those that may follow where its options say how many at most.
+    """
+
+    jobs: int  #: a search is one
     stages: Mapping[StageKind, float]  #: how often each is still to be run
     sample: Mapping[int, str]  #: latest jobs, ended ones too, with their solvers as in `StageKind`
+    is_bounded: bool = True  #: False: its searches have no known number of rounds
 
     def seconds(self, times: StageTimes) -> dict[str, float]:
         """By queue: the predicted work of one process, without stages of which no duration is known."""
@@ -38,7 +43,7 @@ class Left:
 
     def is_known(self, times: StageTimes) -> bool:
         """Whether all of it can be predicted."""
-        return all(times.predict(kind) for kind in self.stages)
+        return self.is_bounded and all(times.predict(kind) for kind in self.stages)
 
     def error(self, times: StageTimes) -> float | None:
         """The errors of the predictions (`Prediction.error`), weighted by the predicted work; None where nothing is."""
@@ -68,7 +73,15 @@ def left(connection: sa.Connection, work: SessionWork) -> Left:
             order = jobs.step_names(steps)
             for later in order[order.index(step) :]:
                 stages[stage_kind(work, solver_id, later)] += count * number / alike.total()
-    return Left(unfinished, dict(stages), sample)
+    if work.library.search is None:
+        return Left(unfinished, dict(stages), sample)
+    to_come = rounds.to_come(connection, work.session_id, work.library)
+    for solver_id, number in (to_come or {}).items():
+        for one in (work.library.search, *work.library.steps):
+            stages[stage_kind(work, solver_id, one.name)] += number
+    of_searches = rounds.unfinished(connection, work.session_id, work.library)
+    unfinished += of_searches.searches - of_searches.rounds
+    return Left(unfinished, {kind: number for kind, number in stages.items() if number}, sample, to_come is not None)
 
 
 def learn(connection: sa.Connection, work: SessionWork, sample: Mapping[int, str], times: StageTimes) -> None:

@@ -27,7 +27,7 @@ def blocks(connection: sa.Connection, session_id: int, rows: Iterable[ClaimRow])
     for row in rows:
         if row.round:
             trials = _trials(connection, _of_search(session_id, row))
-            found[row.id] = [_block(trials[number], number < row.round - 1) for number in range(row.round)]
+            found[row.id] = [block(trials[number], measured=number < row.round - 1) for number in range(row.round)]
     return found
 
 
@@ -45,6 +45,18 @@ def find(connection: sa.Connection, digests: Mapping[str, int]) -> dict[str, byt
 def digest(block: bytes) -> str:
     """The name of a block in the artifact store."""
     return hashlib.sha256(block).hexdigest()
+
+
+def block(trials: Sequence[Any], *, measured: bool) -> bytes:
+    """Rows of `trial` with `params`, and with `time_ms` and `cause` if they are `measured`."""
+    lines = (
+        json.dumps(
+            {"params": row.params, **({"time_ms": row.time_ms, "cause": row.cause} if measured else {})},
+            separators=(",", ":"),
+        )
+        for row in trials
+    )
+    return gzip.compress("\n".join(lines).encode(), mtime=0)
 
 
 def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
@@ -69,14 +81,3 @@ def _trials(connection: sa.Connection, rounds: Sequence[Any]) -> dict[int, list[
     for row in connection.execute(query):
         found[row.round].append(row)
     return found
-
-
-def _block(trials: Sequence[Any], measured: bool) -> bytes:
-    lines = (
-        json.dumps(
-            {"params": row.params, **({"time_ms": row.time_ms, "cause": row.cause} if measured else {})},
-            separators=(",", ":"),
-        )
-        for row in trials
-    )
-    return gzip.compress("\n".join(lines).encode(), mtime=0)

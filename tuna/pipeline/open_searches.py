@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.models import Job, ModelConfig, Trial
+from tuna.db.searches import are_rounds
 from tuna.db.types import utc_now
 from tuna.libraries.base import Step
 from tuna.pipeline.policies import OpenStep, Progress
@@ -24,8 +25,7 @@ Search = tuple[int, int, str]
 
 def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
     """Whether a job is a round of a search; false for all jobs of a library that does not search."""
-    search = work.library.search
-    return Job.steps.startswith(f"{search.name},", autoescape=True) if search else sa.false()
+    return are_rounds(Job.steps) if work.library.search else sa.false()
 
 
 def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
@@ -34,7 +34,8 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
     good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None))
     query = (
         sa.select(
-            Job.config_id, Job.solver_id, Job.steps, Job.state, Job.step, sa.func.min(Trial.time_ms).label("best_ms")
+            *(Job.config_id, Job.solver_id, Job.steps, Job.round, Job.state, Job.step),
+            sa.func.min(Trial.time_ms).label("best_ms"),
         )
         .join(Trial, good, isouter=True)
         .where(Job.session_id == work.session_id, is_round(work))
@@ -43,12 +44,14 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
     )
     best: dict[Search, list[float]] = defaultdict(list)
     rounds: dict[Search, int] = defaultdict(int)
+    rows: dict[tuple[Search, int], list[Any]] = defaultdict(list)  # its parts
     for row in connection.execute(query):
-        if is_open(row.state, work.library.step(row.step).resource):
+        rows[(row.config_id, row.solver_id, row.steps), row.round].append(row)
+    for (search, _), parts in rows.items():
+        if any(is_open(part.state, work.library.step(part.step).resource) for part in parts):
             continue
-        search = (row.config_id, row.solver_id, row.steps)
         rounds[search] += 1
-        if known := [ms for ms in (*best[search][-1:], row.best_ms) if ms is not None]:
+        if known := [ms for ms in (*best[search][-1:], *(part.best_ms for part in parts)) if ms is not None]:
             best[search].append(min(known))
     return {search: Progress(weights.get(search[0], 0.0), tuple(best[search]), rounds[search]) for search in rounds}
 

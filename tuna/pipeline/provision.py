@@ -1,6 +1,6 @@
 """Copies what work items need and SQL keeps to the artifact store, which may lose it.
 
-That is config bodies, the code of rivals, and the history of searches.
+That is config bodies, the code of rivals, and the history of searches and of those that they learn from.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def provide(engine: sa.Engine, artifacts: Artifacts, items: Iterable[WorkItem]) 
     pairs: set[tuple[int, str]] = set()
     for item in items:
         past |= dict.fromkeys(item.history, item.job_id)
-        names = (item.body, *item.history, *(rival.artifact for rival in item.rivals))
+        others = (one.artifact for one in item.siblings)
+        names = (item.body, *item.history, *others, *(rival.artifact for rival in item.rivals))
         pairs |= {(item.job_id, name) for name in names if name}
     if not pairs:
         return put

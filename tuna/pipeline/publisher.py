@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tuna.artifacts import Artifacts
 from tuna.db.engine import retrying, writing
 from tuna.db.models import Job
 from tuna.libraries.base import Step
-from tuna.pipeline import open_searches, provision
+from tuna.pipeline import open_searches, provision, round_parts
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
@@ -33,7 +33,7 @@ from tuna.vocabulary import Resource
 
 log = structlog.get_logger(__name__)
 
-#: Seconds before a step without waiting jobs is queried again.
+#: Seconds before a step without waiting jobs is queried again, unless a job is known to wait (`Publisher.expect`).
 _EMPTY_BACKOFF_S = 0.25
 #: Nothing is published while Redis uses a larger share of its `maxmemory`.
 _MEMORY_SHARE = 0.75
@@ -71,7 +71,10 @@ class Publisher:
         pace: ChunkSizer,
         aside: Aside,
         snapshots: Snapshots,
+        *,
+        fixed_workers: bool = False,
     ) -> None:
+        """`fixed_workers`: see `Coordinator`."""
         self.leases = leases
         self._engine = engine
         self._client = client
@@ -81,9 +84,15 @@ class Publisher:
         self._pace = pace
         self._aside = aside
         self._snapshots = snapshots
+        self._fixed_workers = fixed_workers
         self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
         self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
         self._full_until = 0.0
+
+    def expect(self, due: Iterable[tuple[int, str]]) -> None:
+        """Jobs of these sessions wait for these steps by now."""
+        for key in due:
+            self._backoff_until.pop(key, None)
 
     def publish(self, works: Collection[SessionWork]) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
@@ -91,6 +100,7 @@ class Publisher:
         policy = self._snapshots.policy(works)
         waiting = Counter(self.leases.waiting().values())
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
+        snapshot = replace(snapshot, long=self._long_queues(works) if self._fixed_workers else ())
         without_jobs = {key for key, until in self._backoff_until.items() if until > now}
         steps = {id(one): one for one in snapshot.open if one.jobs or (one.session_id, one.step) not in without_jobs}
         by_id = {work.session_id: work for work in works}
@@ -101,7 +111,10 @@ class Publisher:
                 step, work = share.step, by_id[share.step.session_id]
                 chunks, all_claimed = 0, True
                 with self._aside.guard(work):
-                    chunks, all_claimed = self._publish(work, share, chooses=self._snapshots.chooses(policy, work))
+                    chooses = self._snapshots.chooses(policy, work)
+                    sharing = {one.session_id for one in snapshot.open if one.queue == step.queue}
+                    devices = snapshot.processes.get(step.queue, 0) // max(1, len(sharing))
+                    chunks, all_claimed = self._publish(work, share, chooses=chooses, devices=devices)
                     self._aside.served(work)
                 sent += chunks
                 waiting[step.queue] += chunks
@@ -111,10 +124,21 @@ class Publisher:
                     self._backoff_until[step.session_id, step.step] = now + _EMPTY_BACKOFF_S
         return sent
 
-    def _publish(self, work: SessionWork, share: Share, *, chooses: bool) -> tuple[int, bool]:
+    def _long_queues(self, works: Collection[SessionWork]) -> set[str]:
+        """Queues of which every step with results is long (`ChunkSizer.is_long`)."""
+        long: dict[str, bool] = {}
+        for work in self._aside.others(works):
+            with self._aside.guard(work):
+                for step in work.steps:
+                    if (is_long := self._pace.is_long(work.session_id, step)) is not None:
+                        queue = work.queue(step)
+                        long[queue] = long.get(queue, True) and is_long
+        return {queue for queue, is_long in long.items() if is_long}
+
+    def _publish(self, work: SessionWork, share: Share, *, chooses: bool, devices: int) -> tuple[int, bool]:
         """How many chunks were published, and whether no job waits for the step any more.
 
-        `chooses`: rounds of searches are open steps of their own.
+        `chooses`: rounds of searches are open steps of their own; `devices`: the session's share of the live processes.
         """
         step = work.library.step(share.step.step)
         size = self._pace.chunk(work.session_id, step)
@@ -126,6 +150,8 @@ class Publisher:
         chunks: list[ClaimedChunk] = []
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:
+                if work.library.search is not None and round_parts.divide(connection, work.session_id, step, devices):
+                    size = 1  # a chunk is for one device
                 chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted, only)
                 # The library's code, before the commit: if it fails, nothing was claimed.
                 limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]

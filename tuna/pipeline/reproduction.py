@@ -19,9 +19,10 @@ from tuna.errors import BadInput, NotFound
 from tuna.libraries.base import FINALS, Library
 from tuna.libraries.candidates import CandidateLibrary
 from tuna.libraries.items import Candidate, WorkItem
-from tuna.pipeline.job_rows import ClaimRow
+from tuna.pipeline import finals
+from tuna.pipeline.job_rows import AttemptedRow, ClaimRow
 from tuna.pipeline.rounds import searches
-from tuna.pipeline.scope import scopes_of
+from tuna.pipeline.scope import Scope, scopes_of
 from tuna.pipeline.work_items import work_items
 
 log = structlog.get_logger(__name__)
@@ -57,7 +58,10 @@ def commands(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Repe
     found = _of_rounds(connection, [one for key in rounds_of for one in by_job[key] if one.step != FINALS])
     for (session_id, step), whole in groups.items():
         scope = scopes[session_id]
-        mine = whole if step == FINALS else [row for row in whole if row.id not in rounds_of]
+        if step == FINALS:
+            found |= {Repeated(row.id, step): _of_finals(connection, scope, row) for row in whole}
+            continue
+        mine = [row for row in whole if row.id not in rounds_of]
         for item in work_items(connection, scope, step, mine, bare=True):
             same = [one for one in by_job[item.job_id] if one.step == step]
             found |= {one: _command(scope.library, item, one.candidate) for one in same}
@@ -102,8 +106,25 @@ def _of_rounds(connection: sa.Connection, wanted: Iterable[Repeated]) -> dict[Re
         for row in connection.execute(query.order_by(Trial.cause.is_(None), Trial.number)):
             for one in by_job[row.job_id]:
                 if one.candidate in (None, row.number):
-                    found.setdefault(one, shlex.join(["tuna", "reproduce", "--trial", str(row.id)]))
+                    found.setdefault(one, _of_trial(row.id))
     return found
+
+
+def _of_finals(connection: sa.Connection, scope: Scope, row: ClaimRow) -> str:
+    """The commands for its rivals, one after the other; one that a search found cannot be proposed again."""
+    (item,) = work_items(connection, scope, FINALS, [row], bare=True)
+    rows = finals.rivals(connection, scope.session_id, scope.library, [row.config_id]).get(row.config_id, ())
+    trials = {rival.id: rival.trial_id for rival in rows if searches(cast(AttemptedRow, rival), scope.library)}
+    return " && ".join(
+        _of_trial(trials[rival.index])
+        if rival.index in trials
+        else _command(scope.library, scope.library.of_rival(item, rival), rival.number)
+        for rival in item.rivals
+    )
+
+
+def _of_trial(trial_id: int) -> str:
+    return shlex.join(["tuna", "reproduce", "--trial", str(trial_id)])
 
 
 def with_commands(engine: sa.Engine, sessions: Iterable[Overview]) -> list[Overview]:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session, Solver
+from tuna.db.searches import MET
 from tuna.db.types import utc_now
 from tuna.libraries.base import BASELINE
 from tuna.pipeline.states import check
 from tuna.vocabulary import GoldenState, State
-
-#: How `job.stopped` begins.
-_MET = "target met by "
 
 
 def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
@@ -22,7 +20,7 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
     Those that it ended before are named too."""
     mine = sa.select(Session.environment_id).where(Session.id == session_id).scalar_subquery()
     untried = sa.and_(Job.state == State.NEW.value, Job.attempt == 0)
-    new = (Job.session_id == session_id, Job.round == 0, sa.or_(untried, Job.stopped.startswith(_MET)))
+    new = (Job.session_id == session_id, Job.round == 0, sa.or_(untried, Job.stopped.startswith(MET)))
     wanted = sa.select(Job.config_id).where(*new)
     results = (
         sa.select(FindDb.config_id, FindDb.time_ms, FindDb.session_id.label("number"))
@@ -49,6 +47,6 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
             best[row.config_id] = min(found, best.get(row.config_id, found))
     to = check(State.NEW, State.EVALUATED).value
     for config_id, (_, text) in sorted(best.items()):
-        values = {"state": to, "stopped": f"{_MET}{text}", "updated_at": utc_now()}
+        values = {"state": to, "stopped": f"{MET}{text}", "updated_at": utc_now()}
         connection.execute(sa.update(Job).where(*new, Job.config_id == config_id).values(values))
     return {config_id: text for config_id, (_, text) in best.items()}

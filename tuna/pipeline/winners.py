@@ -18,6 +18,7 @@ from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
 from tuna.libraries.items import CodeObject, StepResult, Trial
+from tuna.libraries.repeats import CLOSE
 from tuna.pipeline.job_rows import JobRow
 from tuna.vocabulary import Cause
 
@@ -28,8 +29,9 @@ _READERS, _FETCHED_BYTES = 8, 1 << 28
 
 
 def best(result: StepResult) -> Trial | None:
-    """The fastest good trial of a result."""
-    timed = [trial for trial in result.trials if trial.time_ms is not None and trial.cause is None]
+    """The fastest good trial of a result; none that ended early, for there is a far better one, of an earlier round perhaps."""
+    good = [trial for trial in result.trials if trial.cause is None and not trial.ended_early]
+    timed = [trial for trial in good if trial.time_ms is not None]
     return min(timed, key=lambda trial: (trial.time_ms, trial.index), default=None)
 
 
@@ -130,7 +132,8 @@ class Winners:
         for result, fastest in bests:
             job, built = jobs[result.job_id], fetched.of(result, fastest)
             key = (job.session_id, job.config_id, job.solver_id)
-            found = _Known(job.id, fastest.index, result.step, built.params or "", fastest.time_ms, result.noisy)
+            facts = (built.params or "", fastest.time_ms, result.noisy)
+            found = _Known(job.id, job.steps, fastest.index, result.step, *facts)
             if key in known and not found.replaces(known[key]):
                 continue
             workload = result.workload or job.workload
@@ -204,6 +207,7 @@ class _Known(NamedTuple):
     """A measured result of a solver for a config."""
 
     job_id: int | None
+    steps: str | None  #: all of the job's
     trial_number: int | None
     step: str | None
     params: str
@@ -214,11 +218,14 @@ class _Known(NamedTuple):
         """Whether this result, of the same session and so of the same environment, is the one to keep.
 
         The better one is, and one from a quiet device is better than a noisy one. But a re-measurement of the same
-        candidate replaces the earlier time, and what a later step of a job finds replaces what an earlier one did.
+        candidate replaces the earlier time, and what a later step of a job finds replaces what an earlier one did. Between
+        rounds of a search, whose candidates differ much, noise decides only where the times are close.
         """
         if stored.time_ms is None or (self.job_id == stored.job_id and self.step != stored.step):
             return True
-        if self.noisy != stored.noisy:
+        far = max(self.time_ms or 0.0, stored.time_ms) > CLOSE * min(self.time_ms or 0.0, stored.time_ms)
+        in_rounds = self.job_id != stored.job_id and self.steps == stored.steps
+        if self.noisy != stored.noisy and not (in_rounds and far and self.params != stored.params):
             return stored.noisy
         return self.params == stored.params or (self.time_ms or 0.0) < stored.time_ms
 
@@ -243,12 +250,14 @@ def _lock(connection: sa.Connection, jobs: Sequence[JobRow]) -> None:
 
 def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int, int, int], _Known]:
     """The measured results that the sessions of `jobs` have for their configs; imported ones give way to any."""
-    columns = (FindDb.job_id, FindDb.trial_number, models.Trial.step, FindDb.params, FindDb.time_ms, FindDb.noisy)
+    of_job = (FindDb.job_id, models.Job.steps, FindDb.trial_number, models.Trial.step)
+    columns = (*of_job, FindDb.params, FindDb.time_ms, FindDb.noisy)
     same_trial = sa.and_(models.Trial.job_id == FindDb.job_id, models.Trial.number == FindDb.trial_number)
     found: dict[tuple[int, int, int], _Known] = {}
     for part in parts(sorted({job.config_id for job in jobs})):
         query = (
             sa.select(FindDb.session_id, FindDb.config_id, FindDb.solver_id, *columns)
+            .join(models.Job, models.Job.id == FindDb.job_id)
             .join(models.Trial, same_trial, isouter=True)
             .where(
                 FindDb.session_id.in_({job.session_id for job in jobs}),
@@ -257,7 +266,7 @@ def _known(connection: sa.Connection, jobs: Sequence[JobRow]) -> dict[tuple[int,
             )
         )
         for row in connection.execute(query):
-            found[row.session_id, row.config_id, row.solver_id] = _Known(*row[3:])
+            found[row.session_id, row.config_id, row.solver_id] = _Known(*tuple(row)[3:])
     return found
 
 

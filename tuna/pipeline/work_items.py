@@ -16,7 +16,7 @@ from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
-from tuna.pipeline import finals, history
+from tuna.pipeline import finals, history, siblings
 from tuna.pipeline.job_rows import ClaimRow
 from tuna.pipeline.scope import Scope
 from tuna.vocabulary import Resource
@@ -31,10 +31,12 @@ def work_items(
     solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
     builds = scope.library.step(step).resource is Resource.CPU
-    candidates = _candidates(connection, step, later, builds=builds)
+    measures = [one.name for one in scope.library.every_step if one.resource is Resource.DEVICE]
+    candidates = _candidates(connection, step, later, measures, builds=builds)
     searches = [row for row in rows if row.round and not bare]
     proposes = scope.library.search is not None and step == scope.library.search.name
     past = history.blocks(connection, scope.session_id, searches) if proposes else {}
+    known_searches = siblings.of(connection, rows) if proposes and not bare else {}
     bests = _best_times(connection, scope.session_id, searches)
     rivals = _rivals(connection, scope, configs) if step == FINALS else {}
     uses_known = scope.library.uses_known_params and not bare
@@ -56,6 +58,7 @@ def work_items(
             candidates=tuple(candidates.get(row.id, ())),
             round=row.round,
             history=tuple(map(history.digest, past.get(row.id, ()))),
+            siblings=known_searches.get(row.id, ()),
             best_ms=bests.get((row.config_id, row.solver_id)),
             rivals=rivals.get(row.config_id, ()),
             avoid=row.avoid or "",
@@ -93,15 +96,17 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _candidates(
-    connection: sa.Connection, step: str, job_ids: Sequence[int], *, builds: bool
+    connection: sa.Connection, step: str, job_ids: Sequence[int], measures: Sequence[str], *, builds: bool
 ) -> dict[int, list[Candidate]]:
-    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without what `step` itself did well.
+    """What the steps before proposed (if `step` builds) or built, and did not find wrong, without what `measures` well.
 
-    A candidate that failed at `step` is among them: an attempt that repeats the step tries it again.
+    A candidate that failed at `step` is among them: an attempt that repeats the step tries it again. What was built and
+    is lost is built again.
     """
     needed = Trial.params if builds else Trial.artifact
+    done = measures if builds else [step]
     wanted = sa.or_(
-        sa.and_(Trial.cause.is_(None), Trial.step != step),
+        sa.and_(Trial.cause.is_(None), Trial.step.not_in(done)),
         sa.and_(Trial.cause.is_not(None), Trial.step == step),
     )
     found: dict[int, list[Candidate]] = defaultdict(list)
@@ -142,11 +147,11 @@ def _rivals(
 def _best_times(
     connection: sa.Connection, session_id: int, rows: Sequence[ClaimRow]
 ) -> dict[tuple[int, int], float | None]:
-    """The best time (ms) that the session has, by config and solver."""
+    """The best time (ms) that the session measured, by config and solver."""
     found: dict[tuple[int, int], float | None] = {}
     for part in parts(sorted({row.config_id for row in rows})):
         statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
-            FindDb.session_id == session_id, FindDb.config_id.in_(part)
+            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.job_id.is_not(None)
         )
         found |= {(row.config_id, row.solver_id): row.time_ms for row in connection.execute(statement)}
     return found

@@ -32,10 +32,10 @@ class NoopLibrary(Library):
     """Two steps, `build` on a CPU and `measure` on a device; ten solvers that apply to every config."""
 
     name = "noop"
-    kinds = ("convolution", "gemm")
+    kinds: tuple[str, ...] = ("convolution", "gemm")
     device_kind = Kind.CPU
     options = NoopOptions
-    steps = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
+    steps: tuple[Step, ...] = (Step("build", Resource.CPU, chunk=50), Step("measure", Resource.DEVICE, chunk=50))
 
     def environment(self) -> Environment:
         """The same on every machine, since nothing is measured."""

@@ -161,6 +161,7 @@ def rabbitmq_server(host: str, port: int, vhost: str, user: str, password: str) 
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_DIST_PORT": str(25000 + os.getpid() % 1000),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",  # one scheduler: it starts with a quarter less CPU time
         }
         with running([find("rabbitmq-server") or "rabbitmq-server"], (host, port), folder / "log", env):
             yield

@@ -106,6 +106,7 @@ class Job(Base):
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id"), index=True)
     steps: Mapped[str] = text(255)  #: all steps, comma-separated, in order
     round: Mapped[int] = mapped_column(default=0, server_default="0")  #: of a search: see `pipeline.rounds`
+    part: Mapped[int] = mapped_column(default=0, server_default="0")  #: of a round: see `pipeline.round_parts`
     step: Mapped[str] = text(64)  #: the next or current step; of a finished job the last one
     state: Mapped[str] = text(16)
     reason: Mapped[str] = text(255)
@@ -125,8 +126,9 @@ class Job(Base):
     )  #: of a search's first round: why there are no more rounds; None: it goes on
     updated_at: Mapped[datetime] = mapped_column(default=utc_now)
     __table_args__ = table(
-        UniqueConstraint("session_id", "config_id", "solver_id", "steps", "round"),
+        UniqueConstraint("session_id", "config_id", "solver_id", "steps", "round", "part"),
         Index("ix_job_claim", "session_id", "step", "state", "id"),
+        Index("ix_job_search", "session_id", "steps", "round", "stopped"),
     )
 
 
@@ -182,10 +184,26 @@ class Trial(Base):
     low_ms: Mapped[float | None]  #: 95 % interval of the median
     high_ms: Mapped[float | None]
     clock: Mapped[str] = text(8, default="", server_default="")  #: `libraries.items.Trial.clock`
+    ended_early: Mapped[bool] = mapped_column(default=False, server_default=sa.false())  #: see `libraries.items.Trial`
     max_error: Mapped[float | None]
     build_s: Mapped[float | None]
     measured_at: Mapped[datetime | None]
     __table_args__ = table(UniqueConstraint("job_id", "number"))
+
+
+class SearchSibling(Base):
+    """An earlier search that a search learns from, with its trials at the time when it was chosen; see `pipeline.siblings`."""
+
+    __tablename__ = "search_sibling"
+    job_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )  #: its first round
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  #: the nearest first
+    digest: Mapped[str] = mapped_column(sa.String(64), ForeignKey("kernel.digest"), index=True)  #: block of the trials
+    origin: Mapped[str] = text(16)  #: `pipeline.siblings.Origin`
+    noisy: Mapped[bool]  #: its device was not quiet
+    trials: Mapped[int]
+    label: Mapped[str] = text(255)  #: says of which layer, where
 
 
 class JobArtifact(Base):

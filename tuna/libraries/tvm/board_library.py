@@ -159,8 +159,8 @@ class BoardTvmLibrary(TvmLibrary):
 
     # -- children -----------------------------------------------------------------------------------------------------
 
-    def _child(self, module: str, room: str, context: RunContext, threads: int) -> Child:
-        child = super()._child(module, room, context, threads)
+    def _child(self, module: str, room: str, context: RunContext, threads: int, used: str) -> Child:
+        child = super()._child(module, room, context, threads, used)
         if module == self.measuring and child.box is not None:
             child.box = dataclasses.replace(child.box, gpus=False, network=True)
         return child

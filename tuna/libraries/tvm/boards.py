@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -142,9 +143,10 @@ def ask(boards: Boards, ending: Callable[[], bool] = lambda: False) -> dict[str,
 
 
 def listens(board: str, wait_s: float) -> bool:
-    """Whether the board's server, busy or not, takes a connection within `wait_s`; it refuses this one for its first word.
+    """Whether the board's server serves within `wait_s`: it refuses this connection for its first word, or is busy and keeps it.
 
-    A server that a candidate crashed is started again by its board, which takes moments.
+    The system takes connections for a server that is about to end, and resets them when it has; so an answer is awaited. A server
+    that a candidate crashed is started again by its board, which takes moments.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -152,6 +154,8 @@ def listens(board: str, wait_s: float) -> bool:
             where = Tracker.parse(board)
             with socket.create_connection((where.host, where.port), _CONNECT_S) as connection:
                 connection.sendall(bytes(4))
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(1)
             return True
         except BadInput:
             return False

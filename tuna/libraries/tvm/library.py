@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import Field
 
 from tuna.configs import Config
-from tuna.libraries.base import FINALS, Environment, Solver
+from tuna.libraries.base import Environment, Solver
 from tuna.libraries.conditions import LAYOUTS, Condition
 from tuna.libraries.items import WorkItem
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
@@ -87,8 +87,7 @@ class TvmLibrary(SearchingLibrary):
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
         """With the target where it is that of boards; what is measured there again takes the settings of their workers."""
         words = super().reproduce(item, index)
-        of_boards = "mtriple" in item.target and item.step != FINALS
-        return f"{words} --target {shlex.quote(item.target)}" if of_boards else words
+        return f"{words} --target {shlex.quote(item.target)}" if "mtriple" in item.target else words
 
     def readable_params(self, params: str) -> str:
         """The decisions of the schedule."""

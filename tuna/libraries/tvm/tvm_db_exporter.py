@@ -152,8 +152,8 @@ def _winners(source: ResultSource, tally: Tally) -> Iterator[tuple[Any, ...]]:
 def _records(source: ResultSource, top: int, winner: _Winner) -> tuple[tvm_db.TunedRecord, ...]:
     """The checked winner, then what was slower. Whatever seemed faster lost when it was measured again."""
     records = [tvm_db.tuned_record(winner.params, winner.time_ms / 1000, source.target)]
-    for number, time_ms, params in source.good_trials(winner.job_id, winner.time_ms, top):
-        if number != winner.trial_number and len(records) < top:
+    for _, time_ms, params in source.good_trials(winner.job_id, winner.time_ms, top):
+        if params != winner.params and len(records) < top:
             with contextlib.suppress(BadInput):
                 records.append(tvm_db.tuned_record(params, time_ms / 1000, source.target))
     return tuple(records)

@@ -12,7 +12,16 @@ from tuna.pipeline.policies.comparison import bundled, fifo, greedy, sequential,
 from tuna.pipeline.policies.fair import fair
 from tuna.pipeline.policies.gradient import gradient
 from tuna.pipeline.policies.predicted import deadline, shortest
-from tuna.pipeline.policies.snapshot import PER_PROCESS, OpenStep, Policy, Progress, Share, Snapshot, StageKind
+from tuna.pipeline.policies.snapshot import (
+    PER_PROCESS,
+    PER_PROCESS_OF_LONG,
+    OpenStep,
+    Policy,
+    Progress,
+    Share,
+    Snapshot,
+    StageKind,
+)
 from tuna.pipeline.policies.stage_times import Prediction, StageTimes
 
 #: By name: those to tune with, then those of the thesis that docs/scheduling.md compares with.
@@ -36,6 +45,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 
 __all__ = [
     "PER_PROCESS",
+    "PER_PROCESS_OF_LONG",
     "POLICIES",
     "OpenStep",
     "Policy",

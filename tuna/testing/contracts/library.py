@@ -37,7 +37,7 @@ from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import Candidate, StepResult, WorkItem
 from tuna.libraries.retries import Again, Retry
 from tuna.testing.contracts.rehearsal import MAX_STEPS, Turn, rehearse, run_context
-from tuna.vocabulary import Cause, Resource
+from tuna.vocabulary import SEARCH, Cause, Resource
 
 #: Clocks of two processes, and rounding.
 _SLACK_S = 0.1
@@ -132,7 +132,8 @@ class LibraryContract:
             assert set(path) <= set(names)
         if library.search is not None:
             assert library.search.resource is Resource.CPU
-            assert library.step(library.search.name) is library.search
+            assert library.search.name == SEARCH
+            assert library.step(SEARCH) is library.search
             assert library.search.name not in names
         if library.finals is not None:
             assert (library.finals.name, library.finals.resource) == (FINALS, Resource.DEVICE)
