@@ -59,6 +59,11 @@ def filled(engine: sa.Engine) -> sa.Engine:
         job = connection.execute(sa.select(sa.func.min(models.Job.id))).scalar_one()
         rows = [{"job_id": job, "number": n, "output_tail": "", "times_ms": "[]"} for n in range(7)]
         connection.execute(sa.insert(models.Trial), rows)
+        waiting = connection.execute(
+            sa.select(sa.func.min(models.Job.id)).where(models.Job.state == "new")
+        ).scalar_one()
+        search = {"steps": "search,build,measure", "step": "search"}
+        connection.execute(sa.update(models.Job).where(models.Job.id == waiting).values(search))
     return engine
 
 
@@ -88,7 +93,10 @@ def test_every_metric_is_there(
         'tuna_jobs{session="1",state="eval_queued"}': 30,
         'tuna_jobs{session="1",state="evaluated"}': 500,
         'tuna_jobs{session="1",state="evaluating"}': 10,
-        'tuna_jobs{session="1",state="new"}': 210,
+        'tuna_jobs{session="1",state="new"}': 209,
+        'tuna_searches{session="1",state="going_on"}': 1,
+        'tuna_searches{session="1",state="ended"}': 0,
+        'tuna_rounds{session="1",state="new"}': 1,
         'tuna_errors_total{session="1",cause="run_error"}': 10,
         'tuna_errors_total{session="1",cause="run_timeout"}': 20,
         'tuna_errors_total{session="1",cause="worker_lost"}': 10,

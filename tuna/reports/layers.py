@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
+from tuna.db.searches import MET
 from tuna.errors import BadInput, TunaError
 from tuna.libraries.base import BASELINE, FINALS
 from tuna.libraries.registry import get_library
@@ -18,12 +19,15 @@ from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
+from tuna.vocabulary import SEARCH, State
 
 #: Layers whose trials come with their params, for the curves: those that take the longest in the network.
 MAX_CURVES = 60
 #: Characters of params in one line.
 _SHORT = 160
 _FETCH_ROWS = 5000
+#: How a search with several rounds ended: the first of these that one of them has.
+_ENDS = (State.EVALUATED, State.ERRORED, State.CANCELED)
 
 
 @dataclass(frozen=True)
@@ -32,22 +36,28 @@ class Measured:
 
     number: int  #: among the candidates of its job
     time_ms: float
+    round: int = 0  #: of a search
+    job_id: int = 0
 
 
 @dataclass
 class _Search:
-    """The trials of one job."""
+    """The trials of one job, or of all rounds of a search."""
 
     trials: int = 0
     failed: int = 0
+    early: int = 0  #: that ended early
     measured: list[Measured] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _JobRow:
-    """A job and its winner, if it has one."""
+    """A job, or a round of a search or a part of one, and its winner, if it has one."""
 
     id: int
+    steps: str
+    round: int
+    stopped: str | None
     state: str
     cause: str | None
     config_id: int
@@ -130,6 +140,9 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
     query = (
         sa.select(
             Job.id,
+            Job.steps,
+            Job.round,
+            Job.stopped,
             Job.state,
             Job.cause,
             Job.config_id,
@@ -154,7 +167,7 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
         .outerjoin(FindDb, FindDb.job_id == Job.id)
         .outerjoin(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
         .where(Job.session_id == session_id, Job.steps != FINALS)
-        .order_by(Job.config_id, Solver.name, Job.id)
+        .order_by(Job.config_id, Solver.name, Job.steps, Job.round, Job.id)
     )
     jobs: dict[int, list[_JobRow]] = defaultdict(list)
     for row in connection.execute(query):
@@ -164,18 +177,19 @@ def _jobs(connection: sa.Connection, session_id: int) -> dict[int, list[_JobRow]
 
 def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
     query = (
-        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause)
+        sa.select(Trial.job_id, Trial.number, Trial.time_ms, Trial.cause, Trial.ended_early, Job.round)
         .join(Job, Job.id == Trial.job_id)
-        .where(Job.session_id == session_id)
+        .where(Job.session_id == session_id, Trial.step != SEARCH)  # else it is only proposed
     )
     searches: dict[int, _Search] = defaultdict(_Search)
-    for job_id, number, time_ms, cause in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
-        search = searches[job_id]
+    for row in connection.execute(query, execution_options={"yield_per": _FETCH_ROWS}):
+        search = searches[row.job_id]
         search.trials += 1
-        if cause is not None:
+        if row.cause is not None:
             search.failed += 1
-        elif time_ms is not None and time_ms > 0:
-            search.measured.append(Measured(number, time_ms))
+        elif row.time_ms is not None and row.time_ms > 0:
+            search.early += row.ended_early
+            search.measured.append(Measured(row.number, row.time_ms, row.round, row.job_id))
     return searches
 
 
@@ -216,7 +230,7 @@ def _trial_params(
 def _layer(rows: Sequence[_JobRow], facts: _Facts, steps: Steps, count: int, other: OtherTime | None) -> LayerFigures:
     first = rows[0]
     flops, data_type = _work(first.json)
-    unranked = sorted((_solver(row, facts, flops) for row in rows), key=_rank)
+    unranked = sorted((_solver(part, facts, flops) for part in _together(rows)), key=_rank)
     best_ms = unranked[0].time_ms
     solvers = [
         replace(one, times_slower=one.time_ms / best_ms if one.time_ms and best_ms else None) for one in unranked
@@ -253,28 +267,54 @@ def _work(json_text: str) -> tuple[int | None, DataType | None]:
     return config.flops, data_type if isinstance(data_type, DataType) else None
 
 
-def _solver(row: _JobRow, facts: _Facts, flops: int | None) -> SolverFigures:
-    search = facts.searches.get(row.id) or _Search()
+def _together(rows: Sequence[_JobRow]) -> list[list[_JobRow]]:
+    """The rounds of each search, in order, and every other job alone."""
+    found: dict[object, list[_JobRow]] = defaultdict(list)
+    for row in rows:
+        found[(row.solver, row.steps) if _is_round(row) else row.id].append(row)
+    return list(found.values())
+
+
+def _is_round(row: _JobRow) -> bool:
+    return row.steps.startswith(f"{SEARCH},")
+
+
+def _state(rows: Sequence[_JobRow]) -> State:
+    """Of a search: whether it goes on, or how it ended."""
+    if rows[0].stopped is None:
+        return State.SEARCHING
+    ended = [state for state in _ENDS if any(row.state == state.value for row in rows)]
+    return next(iter(ended), State(rows[-1].state))
+
+
+def _solver(rows: Sequence[_JobRow], facts: _Facts, flops: int | None) -> SolverFigures:
+    """Of a job, or of the rounds of a search."""
+    row = min((one for one in rows if one.winner_ms), key=lambda one: one.winner_ms or 0.0, default=rows[0])
+    found = [facts.searches[one.id] for one in rows if one.id in facts.searches]
+    measured = [trial for search in found for trial in search.measured]
     time_ms = row.winner_ms
     return SolverFigures(
         job_id=row.id,
         solver=row.solver,
-        state=row.state,
-        cause=row.cause,
+        state=_state(rows).value if _is_round(row) else row.state,
+        cause=next((one.cause for one in rows if one.cause), None),
         time_ms=time_ms,
         gflops=flops / time_ms / 1e6 if flops and time_ms else None,
         times_slower=None,
         workspace_bytes=row.workspace_bytes,
         params=row.params or "",
-        trials=search.trials,
-        failed=search.failed,
+        trials=sum(search.trials for search in found),
+        failed=sum(search.failed for search in found),
+        early=sum(search.early for search in found),
+        rounds=len({one.round for one in rows}) if _is_round(row) else 0,
+        stopped=rows[0].stopped or "",
         params_short=facts.readable(row.params or ""),
         interval_ms=row.interval_ms if time_ms else None,
         noisy=bool(row.noisy),
         clock=row.clock or "",
         baseline=row.algorithm == BASELINE,
         reproduce=facts.commands.get(row.id, ""),
-        points=best_so_far(search.measured, lambda number: facts.params.get((row.id, number), "")),
+        points=best_so_far(measured, lambda trial: facts.params.get((trial.job_id, trial.number), "")),
     )
 
 
@@ -293,18 +333,22 @@ def _peak_share(best: SolverFigures, data_type: DataType | None, steps: Steps) -
 
 
 def _no_winner(solvers: Sequence[SolverFigures]) -> str:
-    """Why no solver has a winner: the states of its jobs."""
+    """Why no solver has a winner: what is known already, or the states of its jobs."""
     if solvers[0].time_ms is not None:
         return ""
+    if known := next((solver.stopped for solver in solvers if solver.stopped.startswith(MET)), ""):
+        return known
     ends = Counter(f"{solver.state} ({solver.cause})" if solver.cause else solver.state for solver in solvers)
     return ", ".join(f"{count} {'job' if count == 1 else 'jobs'} {end}" for end, count in sorted(ends.items()))
 
 
-def best_so_far(measured: Sequence[Measured], params: Callable[[int], str] = lambda number: "") -> tuple[Point, ...]:
-    """Good trials as a search: in order of their numbers, with the best time so far."""
+def best_so_far(
+    measured: Sequence[Measured], params: Callable[[Measured], str] = lambda trial: ""
+) -> tuple[Point, ...]:
+    """Good trials as a search: in order of their rounds and numbers, with the best time so far."""
     points: list[Point] = []
     best = float("inf")
-    for position, trial in enumerate(sorted(measured, key=lambda trial: (trial.number, trial.time_ms)), 1):
+    for position, trial in enumerate(sorted(measured, key=lambda trial: (trial.round, trial.number, trial.time_ms)), 1):
         best = min(best, trial.time_ms)
-        points.append(Point(position, trial.time_ms, best, trial.number, params(trial.number)))
+        points.append(Point(position, trial.time_ms, best, trial.number, params(trial), trial.round))
     return tuple(points)

@@ -21,7 +21,9 @@ class Metric:
 
 
 METRICS = {
-    "tuna_jobs": Metric("gauge", ("session", "state"), "Jobs by state."),
+    "tuna_jobs": Metric("gauge", ("session", "state"), "Jobs by state, without those that search in rounds."),
+    "tuna_searches": Metric("gauge", ("session", "state"), "Jobs that search in rounds: going_on or ended."),
+    "tuna_rounds": Metric("gauge", ("session", "state"), "Rounds of searches by state."),
     "tuna_errors_total": Metric("counter", ("session", "cause"), "Failed attempts by cause."),
     "tuna_queue_items": Metric("gauge", ("queue",), "Chunks that wait in a queue; results that wait for the drain."),
     "tuna_workers": Metric("gauge", ("role",), "Worker processes that announce themselves."),

@@ -72,6 +72,12 @@ class Collector:
         for session in overview.read(self._engine):
             for state, number in session.jobs.items():
                 samples.set("tuna_jobs", number, session.session_id, state)
+            for state, number in session.searches.rounds.items():
+                samples.set("tuna_rounds", number, session.session_id, state)
+            if session.searches.total:
+                ended = sum(session.searches.ended.values())
+                samples.set("tuna_searches", session.searches.going_on, session.session_id, "going_on")
+                samples.set("tuna_searches", ended, session.session_id, "ended")
             for failure in session.failures:
                 samples.set("tuna_errors_total", failure.attempts, session.session_id, failure.cause)
         if not whole:

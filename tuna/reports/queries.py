@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 
 import sqlalchemy as sa
 
-from tuna.db import benchmarks, networks, sessions
+from tuna.db import benchmarks, networks, searches, sessions
 from tuna.db.models import FindDb, Session
+from tuna.db.searches import Searches
 from tuna.libraries.base import Environment
 from tuna.reports.against import read_against
 from tuna.reports.failures import read_failures
@@ -65,6 +66,7 @@ def read_figures(connection: sa.Connection, session_id: int, against: int | None
         jobs=tuple(sorted(states.items(), key=lambda item: (-item[1], item[0]))),
         failures=read_failures(connection, session_id),
         devices=steps.devices,
+        searches=searches.read(connection, [session_id]).get(session_id, Searches()),
         models=tuple(benchmarks.of_session(connection, session_id)),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
 from tuna.db.benchmarks import ModelTime
+from tuna.db.searches import Searches
 
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
@@ -50,13 +51,14 @@ class Point:
     best_ms: float
     trial: int = 0  #: its index among the candidates of its job
     params: str = ""  #: in one short line; "" in layers that get no curve
+    round: int = 0  #: of a search
 
 
 @dataclass(frozen=True)
 class SolverFigures:
     """What one solver reached for a layer; times and rates are None without a checked winner."""
 
-    job_id: int
+    job_id: int  #: of a search the round that has the winner, else its first
     solver: str
     state: str
     cause: str | None
@@ -74,6 +76,9 @@ class SolverFigures:
     baseline: bool = False  #: the library's default, before any tuning
     reproduce: str = ""  #: command that repeats the winner's measurement
     points: tuple[Point, ...] = ()  #: of its search
+    early: int = 0  #: trials that ended early, far slower than the best
+    rounds: int = 0  #: of a search; 0: the job is none
+    stopped: str = ""  #: why the search ended, or what is known already, so that there was nothing to do
 
     @property
     def spread(self) -> float | None:
@@ -208,6 +213,7 @@ class ReportFigures:
     jobs: tuple[tuple[str, int], ...]  #: (state, number of jobs), most first
     failures: tuple[FailureFigures, ...]
     devices: tuple[DeviceFigures, ...]
+    searches: Searches = field(default_factory=Searches)
     models: tuple[ModelTime, ...] = ()  #: of which layers of the session are part, the latest last
 
     @property

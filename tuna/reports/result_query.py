@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, Golden, GoldenEntry, Job, Session, Solver, Trial
 from tuna.db.models import StepResult as Attempt
+from tuna.db.searches import why_ended
 from tuna.libraries.base import BASELINE
 from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.result_filter import Conditions, conditions
@@ -183,7 +184,7 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         _from_layers(sa.select(Trial.id.label("trial_id"), place.label("place")), Job)
         .join(Trial, Trial.job_id == Job.id)
         .join(Session, Session.id == Job.session_id)
-        .where(Job.config_id.in_(layers), Trial.cause.is_(None), Trial.time_ms > 0)
+        .where(Job.config_id.in_(layers), Trial.cause.is_(None), Trial.time_ms > 0, Trial.ended_early.is_(False))
         .where(*meant.of_keys(Job.session_id, Job.solver_id), *meant.of_trials(Job.id, Trial.measured_at))
         .subquery()
     )
@@ -221,7 +222,8 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
 
 def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[ResultRow]:
     """The rows with who measured them, and how it is repeated."""
-    attempts = _attempts(connection, {row.job_id for row in rows if row.job_id is not None})
+    jobs = {row.job_id for row in rows if row.job_id is not None}
+    attempts, ended = _attempts(connection, jobs), why_ended(connection, jobs)
     of_row = [_repeated(row, attempts) for row in rows]
     found = commands(connection, [one for one in of_row if one is not None])
     for row, repeated in zip(rows, of_row, strict=True):
@@ -236,6 +238,7 @@ def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[Resul
             workspace_bytes=row.workspace_bytes or 0,
             conditions=row.conditions or {},
             imported_from=row.source or None,
+            search_ended=ended.get(row.job_id, "") if row.golden is None else "",
             worker=row.worker or (attempt.worker if attempt else ""),
             device=row.device or (attempt.device if attempt else "") or row.environment_device,
             measured_at=row.at,

@@ -69,6 +69,7 @@ class ResultRow:
     reason: str  #: of the session
     job_id: int | None
     trial_number: int | None
+    search_ended: str  #: why the search that it is of ended; empty: there was none, or it goes on
     golden: int | None  #: version, for an entry of a golden version
     imported_from: str | None  #: name and digest of the file
     worker: str
