@@ -72,7 +72,7 @@ def test_what_comes_later_counts(folder: Path) -> None:
         ("- a\n", "f.yaml:1: a mapping is expected"),
         ("one: {a", "f.yaml:1: this is no YAML"),
         ("", "f.yaml is empty"),
-        ("one: " + "[" * 3000 + "]" * 3000, "f.yaml is nested too deeply"),
+        ("one: " + "[" * 3000 + "]" * 3000, "f.yaml:1: this is nested too deeply"),
     ],
 )
 def test_faults_have_a_file_and_a_line(folder: Path, text: str, said: str) -> None:

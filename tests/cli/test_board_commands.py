@@ -40,13 +40,30 @@ def test_what_names_no_board_is_refused(type_in: TypeIn, words: tuple[str, ...],
     assert (ended.code, said in ended.err) == (2, True), ended
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("eval", "--tvm-tracker", "here", "--device-key", "pi"), "of the form HOST:PORT"),
+        (("eval", *WHERE, "--devices", "all"), "none of this machine's devices"),
+        (("compile", "--devices", "all"), "Only eval workers have devices"),
+    ],
+)
+def test_what_a_worker_refuses_spends_no_token(
+    type_in: TypeIn, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    need(find_spec("tvm"), "TVM")
+    monkeypatch.setattr("tuna.membership.join.join", lambda *_: pytest.fail("the token is spent"))
+    ended = type_in("tuna", "worker", *words, "--join", "redis://here#token")
+    assert (ended.code, said in ended.err) == (2, True), ended
+
+
 def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> None:
     need(find_spec("tvm"), "TVM")
     need(shutil.which("aarch64-linux-gnu-g++"), "g++-aarch64-linux-gnu")
     old = "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu"
     ended = type_in("tuna", "init-session", "tvm", "-l", "x", "--target", old)
-    assert ended.code == 0, ended
-    assert "session 1 (new): tvm" in ended.out
+    assert (ended.code, "taken for llvm" in ended.err) == (0, True), ended
+    assert ended.out.startswith("session 1 (new): tvm"), "a warning is none of the command's output"
     ended = type_in(
         "tuna", "init-session", "tvm", "-l", "x", "--target", '{"mtriple": "aarch64-linux-gnu", "kind": "llvm"}'
     )

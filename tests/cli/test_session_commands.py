@@ -26,6 +26,7 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     assert listed[0]["uuid"] in shown
     shown = json.loads(loaded("tuna", "session", "show", 1, "--json").out)
     assert shown.pop("outlook")["unfinished"] == 20
+    assert shown.pop("warm_starts") == []
     assert shown == listed[0]
 
     file = tmp_path / "session.tuna"
@@ -50,6 +51,23 @@ def test_a_session_is_listed_archived_deleted_and_restored(
     assert loaded("tuna", "session", "restore", file, "--reason", "from home").code == 0
     (there,) = json.loads(loaded("tuna", "session", "list", "--json").out)
     assert (there["reason"], there["uuid"], there["jobs"]) == ("from home", listed[0]["uuid"], {"new": 20})
+
+
+def test_what_searches_learned_from_is_shown(loaded: TypeIn, home: Path) -> None:
+    with sqlite3.connect(home / "tuna.sqlite") as connection:
+        connection.execute("INSERT INTO kernel VALUES ('d', x'00', 1)")
+        for job in range(1, 8):
+            for number, origin in enumerate(("session", "config", "device")):
+                row = (job, number, "d", origin, origin == "session", 40, f"layer {number} in session 9")
+                connection.execute("INSERT INTO search_sibling VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    lines = [line for line in loaded("tuna", "session", "show", 1).out.splitlines() if line.startswith("warm start")]
+    said = "7 searches learned from earlier ones: 7 of the same layer in other sessions, 7 of other layers, 7 in other"
+    assert said in lines[0]
+    assert "layer 0 in session 9 (noisy); layer 1 in session 9; 1 more" in lines[1]
+    assert (len(lines), "2 more" in lines[-1]) == (7, True)
+    found = json.loads(loaded("tuna", "session", "show", 1, "--json").out)["warm_starts"]
+    first = {"origin": "session", "noisy": True, "trials": 40, "label": "layer 0 in session 9"}
+    assert (len(found), found[0]["siblings"][0]) == (7, first)
 
 
 def test_a_deadline_is_set_shown_and_removed(loaded: TypeIn, home: Path) -> None:

@@ -20,6 +20,7 @@ from tuna.api.archives import (
     delete_session,
     list_sessions,
     restore_session,
+    warm_starts,
 )
 from tuna.api.benchmarks import BenchmarkOptions, Board, benchmark_model, list_benchmarks
 from tuna.api.capture import CapturedProgram, capture
@@ -214,6 +215,7 @@ __all__ = [
     "update_applicability",
     "update_solvers",
     "upgrade_database",
+    "warm_starts",
     "watcher",
     "winners",
     "write_report",

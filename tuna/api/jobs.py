@@ -144,7 +144,8 @@ def run(
     """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
 
     `session_id`: None for all sessions that have open jobs, also those that get some meanwhile.
-    `processes`: compile processes, by default one for each core that may build; `policy`: as `Settings.policy`, its default.
+    `processes`: compile processes, by default one for each core that may build; `policy`: as `Settings.policy`, its default;
+    raises BadInput for one that is for comparisons alone.
     `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the seconds that workers have
     to finish what they do, and `on_behind` when workers are busy with other sessions first, with the number of chunks of
     each. A second call resumes.
@@ -185,10 +186,17 @@ def _work_through(
 ) -> Progress:
     from tuna.db.database import open_database
     from tuna.settings import get_settings
+    from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
     from tuna.workers.session_run import run_sessions
 
     settings = get_settings()
     if policy is not None:
+        if policy not in PUBLISHING_POLICIES:
+            hint = f"`tuna simulate --policy {policy}` compares with it" if policy in COMPARED_POLICIES else ""
+            raise BadInput(
+                f"No coordinator publishes by {policy!r}.",
+                hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
+            )
         settings = settings.model_copy(update={"policy": policy})
     found = run_sessions(
         open_database(),

@@ -18,10 +18,12 @@ class Boards:
     reset: str = ""  #: command line that may bring a lost one back
 
 
-def join(role: Role, line: str, processes: int = 1, *, devices: str | None = None) -> None:
+def join(
+    role: Role, line: str, processes: int = 1, *, devices: str | None = None, boards: Boards | None = None
+) -> None:
     """Become a member with the token of `line`; its settings go into this process's environment, for its workers.
 
-    `processes`, `devices`: as for `serve_workers`.
+    `processes`, `devices`, `boards`: as for `serve_workers`; what it would refuse is refused before the token is spent.
     """
     import os
     import socket
@@ -33,7 +35,11 @@ def join(role: Role, line: str, processes: int = 1, *, devices: str | None = Non
     from tuna.pipeline.served_queues import ServedQueues
     from tuna.sandbox import discovery
     from tuna.settings import get_settings
+    from tuna.workers.serve import check_options
 
+    if boards:
+        _of_boards(role, boards, "")
+    check_options(role, processes, devices, bool(boards))
     if devices is not None:
         processes = len(discovery.choose(discovery.discover(), devices))
     served = ServedQueues()

@@ -41,12 +41,15 @@ def init_session(
     The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
     the library allows that. `conditions` say how results are measured; raises BadInput for one that the library does not offer.
     """
+    from tuna import logs
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import writing
     from tuna.libraries.conditions import chosen
     from tuna.libraries.registry import get_library
+    from tuna.settings import get_settings
 
+    logs.configure(get_settings().log_level, get_settings().log_format)  # a target may be a warning
     found = get_library(library)
     kept = chosen(found.conditions, conditions or {}, library)
     here = found.environment_by_hand(facts) if facts else found.environment()

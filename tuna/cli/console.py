@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,12 @@ class _Counts(Protocol):
     def wanted(self) -> int: ...
     @property
     def states(self) -> dict[str, int]: ...
+    @property
+    def rounds(self) -> dict[str, int]: ...  #: of searches, by state
+    @property
+    def done(self) -> int: ...  #: of what the rate counts: jobs, and rounds
+    @property
+    def left(self) -> int | None: ...  #: of the same; None: not known
 
 
 def print_json(document: Any) -> None:
@@ -182,7 +188,8 @@ class ProgressView:
             self.say(self._notice)
             self._notice = ""
         now = time.monotonic()
-        note = ", ".join(f"{count} {state}" for state, count in sorted(counts.states.items()))
+        parts = [by_state(counts.states), *([f"rounds: {by_state(counts.rounds)}"] if counts.rounds else [])]
+        note = "; ".join(filter(None, parts))
         done = f"{counts.finished}/{counted(counts.wanted, 'job')}{self._pace(now, counts)}"
         if self._live is not None:
             from rich.text import Text
@@ -195,15 +202,20 @@ class ProgressView:
 
     def _pace(self, now: float, counts: _Counts) -> str:
         """Rate of the last minutes and ETA, once some jobs are done."""
-        self._seen.append((now, counts.finished))
+        self._seen.append((now, counts.done))
         while now - self._seen[0][0] > _PACE_S:
             self._seen.popleft()
         started, had = self._seen[0]
-        done, left = counts.finished - had, counts.wanted - counts.finished
-        if done < 3 or not left:
+        done, left = counts.done - had, counts.left
+        if done < 3 or left == 0:
             return ""
         rate = done / (now - started)
-        return f", {rate:.2f}/s, ETA {duration(left / rate)}"
+        return f", {rate:.2f}/s" + ("" if left is None else f", ETA {duration(left / rate)}")
+
+
+def by_state(counts: Mapping[str, int]) -> str:
+    """Numbers of jobs by state."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 def duration(seconds: float) -> str:

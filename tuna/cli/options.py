@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from tuna.errors import BadInput
+from tuna.vocabulary import COMPARED_POLICIES, PUBLISHING_POLICIES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 #: Of a signed integer of 64 bits.
@@ -112,8 +113,11 @@ def job_options(pairs: tuple[str, ...], **given: float | str | None) -> dict[str
 _SEARCH = (
     click.option("--candidates", "--trials", "candidates", type=COUNT, help="Candidates for each layer and solver."),
     click.option("--search", type=click.Choice(["search", "random"]), help="How those of a large space are chosen."),
+    click.option("--warm-start/--no-warm-start", default=None, help="Whether a search learns from earlier ones."),
     click.option("--effort", type=click.Choice(["quick", "full"]), help="How far a search goes, if no limit is set."),
-    click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="A search ends within this time."),
+    click.option(
+        "--minutes", type=click.FloatRange(min=0, min_open=True), help="A search ends by then, but for its first round."
+    ),
     click.option("--target-ms", type=click.FloatRange(min=0, min_open=True), help="This time of a layer is enough."),
 )
 
@@ -123,7 +127,9 @@ def job_choices(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def wrapped(*args: Any, pairs: tuple[str, ...], **rest: Any) -> Any:
-        mine = {name: rest.pop(name) for name in ("candidates", "search", "effort", "minutes", "target_ms")}
+        mine = {
+            name: rest.pop(name) for name in ("candidates", "search", "warm_start", "effort", "minutes", "target_ms")
+        }
         return command(*args, asked=job_options(pairs, **mine), **rest)
 
     for option in reversed((*_SEARCH, _pairs)):
@@ -151,8 +157,17 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+class _Policy(click.Choice[str]):
+    """A policy of a coordinator; says of the others what they are for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in COMPARED_POLICIES:
+            self.fail(f"{value!r} is for comparisons alone: `tuna simulate --policy {value}`.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 policy = click.option(
     "--policy",
-    type=click.Choice(["auto", "fair", "gradient", "shortest", "deadline"]),
+    type=_Policy(PUBLISHING_POLICIES),
     help="What is published next; default: TUNA_POLICY.",
 )

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from tuna.errors import BadInput
 
 Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 _MAX_BYTES = 16 << 20
+_MAX_DEPTH = 100  #: the parser's time grows with its square
 _STANDARD = "tag:yaml.org,2002:"
 _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
 
@@ -35,7 +36,11 @@ def read(path: Path) -> Node:
 def parse(text: str, source: str) -> Node:
     """The root of a document that comes from `source`; raises BadInput as `read` does."""
     try:
+        depth = 0
         for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise BadInput(f"{source}:{line(event)}: this is nested too deeply.")
             if isinstance(event, AliasEvent):
                 raise BadInput(
                     f"{source}:{line(event)}: an alias (*{event.anchor}) is not taken; write the value there."
@@ -47,8 +52,6 @@ def parse(text: str, source: str) -> Node:
         raise BadInput(f"{where}: this is no YAML: {error.problem or error.context}.") from None
     except (YAMLError, ValueError) as error:
         raise BadInput(f"{source} is no YAML: {str(error).splitlines()[0]}.") from None
-    except RecursionError:
-        raise BadInput(f"{source} is nested too deeply.") from None
     if root is None:
         raise BadInput(f"{source} is empty.")
     found: Node = root

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 from tuna import api
 from tuna.cli import options
 from tuna.cli.console import ProgressView, print_json, print_table, say
-from tuna.cli.show import chance, local_time
+from tuna.cli.show import chance, local_time, searches
 from tuna.cli.show import outlook as show_outlook
 from tuna.errors import BadInput
 from tuna.reports.formats import duration, size
@@ -22,8 +23,17 @@ from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.archives.sizes import SessionSize
+    from tuna.pipeline.siblings import WarmStart
     from tuna.reports.status import Outlook
 
+#: Searches whose warm start is shown one by one.
+_SHOWN = 5
+#: Where the searches are from that others learn from.
+_ORIGINS = {
+    "session": "of the same layer in other sessions",
+    "config": "of other layers",
+    "device": "in other environments",
+}
 _ID = click.argument("session_id", metavar="ID", type=options.ID)
 
 
@@ -35,6 +45,17 @@ class _Counts:
     finished: int = 0
     wanted: int = 0
     states: dict[str, int] = field(default_factory=dict)
+    rounds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """What the rate counts."""
+        return self.finished
+
+    @property
+    def left(self) -> int:
+        """Of the same."""
+        return self.wanted - self.finished
 
     def of(self, finished: int, wanted: int) -> _Counts:
         """The same with new numbers."""
@@ -70,7 +91,8 @@ def show(session_id: int, as_json: bool) -> None:
     """Show one session: its state, its jobs, and what its trials and artifacts take."""
     (one,) = api.list_sessions(session_id)
     if as_json:
-        print_json(_document(one) | {"outlook": show_outlook(api.outlook(session_id))})
+        more = {"warm_starts": _warm_document(api.warm_starts(session_id))}
+        print_json(_document(one) | more | {"outlook": show_outlook(api.outlook(session_id))})
         return
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(one.jobs.items()))
     golden = ", ".join(map(str, one.golden))
@@ -80,7 +102,8 @@ def show(session_id: int, as_json: bool) -> None:
         ("environment", f"{one.environment}, {one.arch}"),
         ("created", one.created_at.isoformat(timespec="seconds")),
         ("jobs", f"{sum(one.jobs.values())}{f' ({jobs})' if jobs else ''}"),
-        *(("searches", text) for text in [_searches(one.searches)] if text),
+        *(("searches", text) for text in [searches(one.searches)] if text),
+        *(("warm start", text) for text in _warm_lines(api.warm_starts(session_id))),
         ("trials", f"{one.trials}, {size(one.trial_bytes)}"),
         ("results", f"{one.results}, with {counted(one.artifacts, 'artifact')} of {size(one.artifact_bytes)}"),
         ("golden", f"versions {golden}" if golden else "no version has results of it"),
@@ -150,11 +173,23 @@ def delete(session_id: int, cancels: bool, yes: bool) -> None:
         say(f"Some of its artifacts stay in the store: {left}", err=True)
 
 
-def _searches(found: Mapping[str, int]) -> str:
-    """How many searches go on, and why the others ended."""
-    going, ended = found.get("", 0), sorted((why, count) for why, count in found.items() if why)
-    words = [f"{going} not ended"] if going else []
-    return "; ".join(words + [f"{count} ended: {why}" for why, count in ended])
+def _warm_lines(found: Sequence[WarmStart]) -> list[str]:
+    """What searches learned from: all in one line, then the first few."""
+    if not found:
+        return []
+    counts = Counter(one.origin for start in found for one in start.siblings)
+    from_ = ", ".join(f"{counts[origin]} {words}" for origin, words in _ORIGINS.items() if counts[origin])
+    lines = [f"{counted(len(found), 'search', 'searches')} learned from earlier ones: {from_}"]
+    for start in found[:_SHOWN]:
+        named = "; ".join(f"{one.label}{' (noisy)' if one.noisy else ''}" for one in start.siblings[:2])
+        more = f"; {len(start.siblings) - 2} more" if len(start.siblings) > 2 else ""
+        lines.append(f"{start.layer}, {start.solver}: {named}{more}")
+    hidden = len(found) - _SHOWN
+    return lines + ([f"{hidden} more: --json has them all"] if hidden > 0 else [])
+
+
+def _warm_document(found: Sequence[WarmStart]) -> list[dict[str, object]]:
+    return [one._asdict() | {"siblings": [sibling._asdict() for sibling in one.siblings]} for one in found]
 
 
 def _document(one: SessionSize) -> dict[str, object]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuna import api
-from tuna.cli.console import print_json, print_table, say
+from tuna.cli.console import by_state, print_json, print_table, say
 from tuna.errors import TunaError
 from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from tuna.configs import Rejection
     from tuna.db.overview import Overview
+    from tuna.db.searches import Searches
     from tuna.db.solvers import Applicability, StoredSolver
     from tuna.doctor import Finding
     from tuna.exports import ExportReport
@@ -260,11 +261,22 @@ def _marked(session: Overview) -> str:
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
 
+def searches(found: Searches) -> str:
+    """How many searches go on, why the others ended, and their rounds; "" if there are none."""
+    if not found.total:
+        return ""
+    words = [f"{found.going_on} going on"] if found.going_on else []
+    words += [f"{count} ended: {why}" for why, count in found.ended.items()]
+    rounds = counted(sum(found.rounds.values()), "round")
+    return f"{found.total}: {'; '.join(words)}; {rounds}: {by_state(found.rounds)}"
+
+
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     """A table of sessions; with `details` the failures of the first, with the commands that reproduce them."""
     if not found:
         say("No sessions yet. Start one with: `tuna init-session LIBRARY -l REASON`")
         return
+    searching = any(session.searches.total for session in found)
     rows = [
         (
             session.session_id,
@@ -273,12 +285,14 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
             session.reason,
             sum(session.jobs.values()),
             session.in_flight,
-            ", ".join(f"{count} {state}" for state, count in session.jobs.items()) or "no jobs",
+            by_state(session.jobs) or ("-" if session.searches.total else "no jobs"),
+            *([searches(session.searches) or "-"] if searching else []),
             ", ".join(f"{failure.attempts} {failure.cause}" for failure in session.failures) or "-",
         )
         for session in found
     ]
-    columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", "failed attempts")
+    extra = ["searches"] if searching else []
+    columns = ("session", "library", "arch", "reason", "jobs", "in flight", "by state", *extra, "failed attempts")
     print_table("", columns, rows, right=(0, 4, 5))
     for session in found:
         if session.fault:

@@ -58,6 +58,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "environment": session.environment,
         "arch": session.arch,
         "jobs": session.jobs,
+        "searches": {**asdict(session.searches), "total": session.searches.total},
         "in_flight": session.in_flight,
         "simulated": session.simulated,
         "noisy": session.noisy,

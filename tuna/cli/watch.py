@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tuna import api
-from tuna.cli.console import duration, fitting, say, table
+from tuna.cli import show
+from tuna.cli.console import by_state, duration, fitting, say, table
 from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
@@ -123,7 +124,7 @@ def _sessions(snapshot: Snapshot, width: int, most: int) -> RenderableType:
 def _done(session: LiveSession) -> float | None:
     """The share of the jobs that are done, of those that are not canceled."""
     jobs = session.overview.jobs
-    wanted = sum(jobs.values()) - jobs.get(State.CANCELED.value, 0)
+    wanted = sum(jobs.values()) - jobs.get(State.CANCELED.value, 0) + session.overview.searches.total
     return (wanted - session.unfinished) / wanted if wanted else None
 
 
@@ -162,7 +163,9 @@ def _failures(session: LiveSession) -> list[str]:
 
 
 def _jobs(session: LiveSession) -> str:
-    return ", ".join(f"{count} {state}" for state, count in session.overview.jobs.items()) or "no jobs"
+    searches = show.searches(session.overview.searches)
+    parts = [by_state(session.overview.jobs), *([f"searches {searches}"] if searches else [])]
+    return "; ".join(filter(None, parts)) or "no jobs"
 
 
 def _percent(share: float | None) -> str:

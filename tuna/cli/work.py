@@ -9,7 +9,7 @@ import click
 
 from tuna import api
 from tuna.cli import members, options
-from tuna.cli.console import ProgressView, print_json, print_table, say
+from tuna.cli.console import ProgressView, by_state, print_json, print_table, say
 from tuna.sentences import counted
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def work_through(
         else:
             end = api.enqueue(session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind)
     for key, one in sorted(end.sessions.items()):
-        say(f"session {key}: {', '.join(f'{count} {name}' for name, count in sorted(one.states.items()))}")
+        parts = [by_state(one.states), *([f"rounds of searches: {by_state(one.rounds)}"] if one.rounds else [])]
+        say(f"session {key}: {'; '.join(filter(None, parts))}")
     if not end.sessions:
         say("No session has open jobs.")
     return end.errored
@@ -124,11 +125,11 @@ def worker(
     line: str | None,
 ) -> None:
     """Run workers in the foreground, start those that die again, and end them warmly: Ctrl-C again ends them at once."""
-    if line := members.join_line(line):
-        api.join(role, line, processes, devices=devices)
     boards = None
     if any(given is not None for given in (tvm_tracker, device_key, target, reset)):
         boards = api.Boards(tvm_tracker or "", device_key or "", target or "", reset or "")
+    if line := members.join_line(line):
+        api.join(role, line, processes, devices=devices, boards=boards)
     start_worker(role, processes, devices=devices, session_id=session_id, once=once, boards=boards)
 
 
