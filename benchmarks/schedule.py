@@ -1,21 +1,32 @@
-"""Scheduling policies, simulated: the set-ups of the load-aware scheduler thesis, ours, and the simulator's own speed.
+"""Scheduling policies: the set-ups of the load-aware scheduler thesis and ours, simulated and through the real pipeline.
 
 Hours are means over seeds. The stage times are those of examples/two_jobs.toml. The thesis measured each set-up once; its figures
-are the baseline. The same set-ups through the real pipeline on a simulated device are not measured here.
+are the baseline. Through the pipeline (coordinator, Redis, Celery workers, SQLite) on a device that sleeps go fewer batches than
+the thesis had, at 1:`--scale` of its stage times, `--runs` at once, each with other durations; the simulator is given the same
+durations. `--scale 0` leaves that out. The set-ups in which jobs share cores are simulated alone: who sleeps slows nobody down.
+Last comes the simulator's own speed.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks import schedule_pipeline
 from benchmarks.harness import Outcome, command_line
+from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
-from tuna.pipeline.policies import POLICIES
+from tuna.pipeline.policies import PER_PROCESS_OF_LONG, POLICIES
+from tuna.simulation.jobs import Line
 from tuna.simulation.outcome import Simulated
-from tuna.simulation.scenario import Pool, Scenario
+from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession
 
 TWO_JOBS = Path(__file__).parent.parent / "examples" / "two_jobs.toml"
 #: Hours for each job, as the thesis measured them (docs/scheduling.md).
@@ -32,13 +43,37 @@ _TOLERANCE = {"sequential": 0.05, "greedy": 0.05, "fifo": 0.10}
 #: How much slower a stage is while the other job runs the same one: of the thesis' synchronous set-up to its dedicated one.
 _SLOWDOWN = {"select": 0.0, "build": 0.08, "profile": 0.0, "update": 0.86}
 _LIMIT_S = 60.0
+#: Largest deviation of the pipeline from the simulator.
+_AGREEMENT = 0.10
+#: Makespan over lower bound, by the number of jobs with a look-ahead of one batch.
+_LOOK_AHEAD = {2: 1.15, 4: 1.05}
+
+
+class _SetUp(NamedTuple):
+    """What goes through the pipeline."""
+
+    policy: str
+    jobs: int
+    look_ahead: int
+    late: bool  #: nothing is published before a process is free
+
+
+_SET_UPS = {
+    "sequential": _SetUp("sequential", 1, 0, late=True),
+    "greedy": _SetUp("greedy", 2, 0, late=True),
+    "fifo": _SetUp("fifo", 2, 0, late=True),
+    "bundled": _SetUp("bundled", 2, 0, late=True),
+    **{f"look_ahead_{jobs}_jobs": _SetUp("fair", jobs, 1, late=False) for jobs in _LOOK_AHEAD},
+}
 
 
 def main() -> int:
     """Command line; `--seeds`: simulations of each set-up."""
-    options = command_line(__doc__, seeds=12, devices=1000, jobs=100_000).parse_args()
-    print("through the real pipeline: not measured", file=sys.stderr)
+    numbers = {"seeds": 12, "devices": 1000, "jobs": 100_000, "scale": 30, "batches": 14, "runs": 3}
+    options = command_line(__doc__, **numbers).parse_args()
     outcome = Outcome("schedule", {"seeds": options.seeds})
+    if options.scale:
+        _pipeline(outcome, options.scale, options.batches, options.runs)
     _compare(outcome, options.seeds)
     _look_ahead(outcome, options.seeds)
     _speed(outcome, options.devices, options.jobs)
@@ -93,6 +128,64 @@ def large(devices: int, jobs: int) -> Scenario:
     return Scenario.model_validate({"pools": pools, "sessions": sessions})
 
 
+def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
+    """Seconds of each stage of each batch of the thesis' jobs at 1:`scale`."""
+    (session,) = two_jobs(1).sessions
+    given = session.jobs[0].model_copy(update={"rounds": batches})
+    found = []
+    for number in range(jobs):
+        flat = Line(number, session, given, f"{seed} {number}").seconds
+        width = len(given.steps)
+        found.append([[s / scale for s in flat[row * width : (row + 1) * width]] for row in range(batches)])
+    return found
+
+
+def given(durations: Durations, look_ahead: int, *, late: bool) -> Scenario:
+    """A scenario with these durations of the thesis' stages, each job a session, as the pipeline or the thesis publishes."""
+    base = two_jobs(1)
+    stages = base.sessions[0].jobs[0].steps
+    sessions = []
+    for rounds in durations:
+        columns = zip(*rounds, strict=True)
+        steps = tuple(
+            stage.model_copy(update={"seconds": column, "cv": 0.0})
+            for stage, column in zip(stages, columns, strict=True)
+        )
+        jobs = Jobs(rounds=len(rounds), look_ahead=look_ahead, steps=steps)
+        sessions.append(SimulatedSession(jobs=(jobs,)))
+    more = {"sessions": tuple(sessions), "decide_every_s": 0.0, "ahead": 0 if late else PER_PROCESS_OF_LONG}
+    return base.model_copy(update=more)
+
+
+def _pipeline(outcome: Outcome, scale: int, batches: int, runs: int) -> None:
+    """Each set-up through the pipeline and the simulator, with the same durations."""
+    outcome.figures |= {"pipeline_scale": scale, "pipeline_batches": batches, "pipeline_runs": runs}
+    loads: list[float] = []
+    for name, (policy, jobs, look_ahead, late) in _SET_UPS.items():
+        found: dict[str, list[float]] = defaultdict(list)
+        drawn_by_seed = [drawn(jobs, batches, scale, seed) for seed in range(runs)]
+        run = partial(schedule_pipeline.run, policy=policy, look_ahead=look_ahead, late=late)
+        with ThreadPoolExecutor(runs) as pool:
+            ended = list(pool.map(run, drawn_by_seed))
+        for durations, stages in zip(drawn_by_seed, ended, strict=True):
+            simulated = simulate(given(durations, look_ahead, late=late), policy)
+            makespan_s = stages[-1].ended_s
+            found["s"].append(makespan_s)
+            found["vs_simulated"].append(makespan_s / simulated.makespan_s)
+            found["over_bound"].append(makespan_s / simulated.lower_bound_s)
+            found["simulated_over_bound"].append(simulated.makespan_s / simulated.lower_bound_s)
+        loads.append(os.getloadavg()[0])
+        means = {key: statistics.mean(values) for key, values in found.items()}
+        print(f"pipeline, {name}: {means}, load {loads[-1]:.1f}", file=sys.stderr)
+        outcome.figures[f"pipeline_{name}_s"] = means.pop("s")
+        outcome.ratios |= {f"pipeline_{name}_{key}": value for key, value in means.items()}
+        agreement = f"pipeline_{name}_vs_simulated"
+        outcome.budget[agreement], outcome.limits[agreement] = 1 - _AGREEMENT, 1 + _AGREEMENT
+        if look_ahead:
+            outcome.limits[f"pipeline_{name}_over_bound"] = _LOOK_AHEAD[jobs]
+    outcome.figures["pipeline_load"] = statistics.mean(loads)
+
+
 def _compare(outcome: Outcome, seeds: int) -> None:
     scenarios = {
         "sequential": two_jobs(1),
@@ -111,7 +204,7 @@ def _compare(outcome: Outcome, seeds: int) -> None:
 
 def _look_ahead(outcome: Outcome, seeds: int) -> None:
     """Makespan over lower bound with a look-ahead of one round, on the thesis' machines and with builds beside them."""
-    for copies, limit in ((2, 1.15), (4, 1.05)):
+    for copies, limit in _LOOK_AHEAD.items():
         name = f"look_ahead_{copies}_jobs"
         runs = _runs(two_jobs(copies, 1), "fair", seeds)
         outcome.figures[f"{name}_h"] = statistics.mean(one.makespan_s / 3600 for one in runs)

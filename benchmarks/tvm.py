@@ -6,16 +6,18 @@ last result, in turn. `tune_tir` is the better of 16 and 64 trials a batch, with
 best kernels of both are measured again in turn by one judge, after their answers were compared with the reference.
 
 Efficiency is the least wall time that the work could have taken, over the wall time that it took: the greatest of the device's
-seconds, all seconds over the cores, and the longest chain of one job (its rounds overlap by one), as the workers counted them.
+seconds, the CPU seconds of all processes over the cores, and the longest chain of one job (its rounds overlap by one).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
 import random
+import resource
 import sqlite3
 import statistics
 import subprocess
@@ -44,6 +46,7 @@ _QUALITY = 1.05
 _EFFICIENCY = 0.85
 _JUDGED = 21
 _BOOTSTRAP = 2000
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
@@ -54,6 +57,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.tune_tir:
         return _tune_tir(**json.loads(options.tune_tir))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # for `_cpu_s`
     outcome = Outcome("tvm", {})
     kernels: dict[str, dict[str, Path]] = defaultdict(dict)  # by layer: ours and theirs
     with tempfile.TemporaryDirectory() as name:
@@ -100,9 +104,9 @@ def _ours(
         ["run", "--session-id", "1"],
     ]
     for words in commands:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), _cpu_s()
         _call([sys.executable, "-m", "tuna", *words], home)
-    wall = time.perf_counter() - started
+    wall, cpu = time.perf_counter() - started, _cpu_s() - before
     database = sqlite3.connect(home / "tuna.sqlite")
     query = (
         "SELECT config.driver, kernel.blob FROM find_db JOIN config ON config.id = find_db.config_id "
@@ -119,9 +123,20 @@ def _ours(
     for config, round_, step, seconds in database.execute(steps):
         busy["device" if step == "eval" else step] += seconds
         chains[config, round_ % 2] += seconds
-    cores = len(os.sched_getaffinity(0))
-    least = max(busy["device"], sum(busy.values()) / cores, max(chains.values()))
-    return wall, {**busy, "least": least}
+    least = max(busy["device"], cpu / len(os.sched_getaffinity(0)), max(chains.values()))
+    return wall, {**busy, "CPU": cpu, "least": least}
+
+
+def _cpu_s() -> float:
+    """CPU seconds of all processes that were started and have ended, also of those whose parent ended first."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                break
+        except ChildProcessError:
+            break
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _theirs(layers: Sequence[str], trials: int, batch: int, folder: Path, kernels: dict[str, dict[str, Path]]) -> float:

@@ -1,0 +1,177 @@
+"""Searches through the real pipeline on a device that sleeps: coordinator, Redis, Celery workers, SQLite, all as installed.
+
+Run as a program, in a TUNA_HOME of its own, it is the coordinator, and prints the stages that ended as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from benchmarks.simulated_device import DURATIONS, SimulatedDevice, install
+from tuna import logs
+from tuna.configs import GemmConfig
+from tuna.db import configs, jobs, schema, sessions, solvers
+from tuna.db.engine import make_engine, reading, writing
+from tuna.db.models import Job, StepResult
+from tuna.pipeline import rounds
+from tuna.pipeline.connection import connect, ensure_services, make_celery, release_services
+from tuna.pipeline.coordinator import Coordinator
+from tuna.pipeline.policies import POLICIES, Policy, Share, Snapshot
+from tuna.pipeline.serving import SessionWork, read_works
+from tuna.settings import Settings, get_settings
+from tuna.testing.servers import wait_until
+from tuna.vocabulary import IN_FLIGHT
+from tuna.workers.launch import WorkerSpec, local_workers
+
+_START_S = 120.0
+#: Seconds of each stage of each round of each search.
+Durations = Sequence[Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class EndedStage:
+    """A stage of a round; times are seconds since the coordinator began, the workers being there."""
+
+    search: int
+    round: int
+    step: str
+    started_s: float
+    ended_s: float
+
+
+def run(durations: Durations, policy: str, *, look_ahead: int, late: bool) -> list[EndedStage]:
+    """The stages of one search for each of `durations`, in the order of their ends.
+
+    There is one process for the CPU steps and one for the device. `late`: nothing is published before a process is free.
+    """
+    # A socket's path must be short.
+    with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name:
+        others = {key: value for key, value in os.environ.items() if not key.startswith(("TUNA_", "CELERY_"))}
+        variables = install(Path(name), durations) | {"TUNA_HOME": name, "TMPDIR": name}
+        words = ["--policy", policy, "--look-ahead", str(look_ahead), *(["--late"] if late else [])]
+        command = [sys.executable, "-m", "benchmarks.schedule_pipeline", *words]
+        result = subprocess.run(command, env=others | variables, stdout=subprocess.PIPE, text=True, check=False)
+        if result.returncode:
+            raise SystemExit(f"The coordinator of the benchmark failed with exit code {result.returncode}.")
+        return [EndedStage(**one) for one in json.loads(result.stdout)]
+
+
+def coordinate() -> int:
+    """A session with one search for each of the durations, all at once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", required=True, choices=sorted(POLICIES))
+    parser.add_argument("--look-ahead", type=int, required=True)
+    parser.add_argument("--late", action="store_true")
+    options = parser.parse_args()
+    logs.configure("WARNING", "console")
+    rounds.LOOK_AHEAD = options.look_ahead
+    settings = get_settings()
+    engine = make_engine(settings.sql_url)
+    schema.upgrade(engine)
+    count = len(json.loads(Path(os.environ[DURATIONS]).read_text()))
+    ids = [_make_session(engine, f"search {number}") for number in range(count)]
+    ensure_services(settings)
+    try:
+        stages = _coordinate(engine, settings, ids, POLICIES[options.policy], late=options.late)
+    finally:
+        release_services(settings)
+    print(json.dumps([asdict(stage) for stage in stages]))
+    return 0
+
+
+def _coordinate(
+    engine: sa.Engine, settings: Settings, ids: Sequence[int], policy: Policy, *, late: bool
+) -> list[EndedStage]:
+    with reading(engine) as connection:
+        works = read_works(connection, ids)
+    if late:
+        policy = _Late(engine, works[0], policy)
+    client, celery = connect(settings), make_celery(settings)
+    coordinator = Coordinator(engine, client, celery, settings, works, policy=policy, fixed_workers=True)
+    with local_workers(settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]) as workers:
+        wait_until(lambda: len(list(client.scan_iter("tuna:*:worker:*"))) == 2, _START_S, "start of the workers")
+        begun_s = time.time()
+        coordinator.run(workers.check, lambda: _all_ended(engine))
+    return _ended_stages(engine, ids, begun_s)
+
+
+class _Late:
+    """A policy that sees no room where a chunk is in flight, and sees what is: as the thesis' scheduler decides."""
+
+    def __init__(self, engine: sa.Engine, work: SessionWork, policy: Policy) -> None:
+        self._engine, self._policy = engine, policy
+        self._queues = {step.name: work.queue(step) for step in work.library.every_step}  # the same of all sessions
+        self.__name__ = policy.__name__
+
+    def __call__(self, snapshot: Snapshot, /) -> list[Share]:
+        flying = Job.state.in_([state.value for state in IN_FLIGHT])
+        query = sa.select(Job.session_id, Job.step, sa.func.count()).where(flying).group_by(Job.session_id, Job.step)
+        with reading(self._engine) as connection:
+            in_flight = {(session_id, step): count for session_id, step, count in connection.execute(query)}
+        occupied: Counter[str] = Counter()
+        for (_, step), count in in_flight.items():
+            occupied[self._queues[step]] += count
+        rounds_alone = [step for step in snapshot.open if step.jobs]  # there are no other jobs
+        return self._policy(replace(snapshot, open=rounds_alone, waiting=occupied, per_process=1, in_flight=in_flight))
+
+
+def _make_session(engine: sa.Engine, reason: str) -> int:
+    library = SimulatedDevice()
+    with writing(engine) as connection:
+        session_id, _ = sessions.create(connection, library.environment(), reason)
+        configs.store(connection, [GemmConfig(m=8, n=8, k=8)], "t")
+        solvers.update_solvers(connection, library)
+    solvers.update_applicability(engine, library, session_id, "t")
+    first = library.solvers()[0].name
+    request = jobs.JobRequest(
+        session_id,
+        library.name,
+        [step.name for step in library.steps],
+        reason,
+        "new",
+        tag="t",
+        solvers=[first],
+        searched=[first],
+        search=library.search.name,
+    )
+    with writing(engine) as connection:
+        if jobs.load(connection, request) != 1:
+            raise SystemExit("A session of the benchmark has not one search.")
+    return session_id
+
+
+def _all_ended(engine: sa.Engine) -> bool:
+    last = SimulatedDevice.steps[-1].name
+    goes_on = sa.or_(Job.step != last, Job.state != "compiled", sa.and_(Job.round == 0, Job.stopped.is_(None)))
+    with reading(engine) as connection:
+        if connection.execute(sa.select(Job.id).where(Job.state == "errored").limit(1)).first():
+            raise SystemExit("A round of the benchmark failed.")
+        return connection.execute(sa.select(Job.id).where(goes_on).limit(1)).first() is None
+
+
+def _ended_stages(engine: sa.Engine, ids: Sequence[int], begun_s: float) -> list[EndedStage]:
+    times = (StepResult.started_at, StepResult.ended_at)
+    query = sa.select(Job.session_id, Job.round, StepResult.step, *times).join(Job, Job.id == StepResult.job_id)
+    with reading(engine) as connection:
+        rows = connection.execute(query.order_by(StepResult.ended_at)).all()
+    return [
+        EndedStage(ids.index(session_id), number, step, begin.timestamp() - begun_s, end.timestamp() - begun_s)
+        for session_id, number, step, begin, end in rows
+        if begin and end
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(coordinate())
