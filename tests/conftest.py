@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import redis
 import sqlalchemy as sa
+import structlog
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
 from fork_server import CHILD, ForkServer, fork_server, forking
@@ -33,6 +34,8 @@ from tuna.testing.servers import find, mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
 share_compiled_statements()
+# structlog's default renders a traceback with all local variables, which takes a second.
+structlog.configure(processors=[structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)])
 #: A server that never waits for the disk; what it says of its durability (`tuna doctor`) stays as it is by default.
 MARIADB_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
@@ -54,40 +57,62 @@ hypothesis.settings.load_profile("tuna")
 LONG = (
     "faults/test_faults.py",
     "integration/test_seed_commands.py",
-    "libraries/test_tvm_faults.py",
-    "integration/test_worker_command.py",
-    "pipeline/test_coordinator.py",
     "libraries/test_tvm_solvers.py",
+    "security/test_member_attacks.py",
+    "integration/test_worker_command.py",
+    "testing/test_our_libraries.py",
+    "libraries/test_tvm_faults.py",
+    "pipeline/test_coordinator.py",
+    "models/test_tune_killed.py",
+    "libraries/test_tvm_boards.py",
+    "models/test_benchmark_model.py",
+    "libraries/test_tvm_compile.py",
+    "pipeline/test_rounds.py",
     "libraries/test_candidates.py",
     "libraries/test_tvm_families.py",
-    "models/test_benchmark_model.py",
-    "integration/test_tvm_end_to_end.py",
-    "pipeline/test_several_sessions.py",
-    "libraries/test_tvm_boards.py",
-    "testing/test_our_libraries.py",
-    "libraries/test_miopen.py",
-    "models/test_tune_killed.py",
-    "golden/test_golden_faults.py",
+    "libraries/test_onednn.py",
     "integration/test_joined_workers.py",
-    "membership/test_membership.py",
+    "libraries/test_kernels.py",
+    "security/test_secrets.py",
+    "pipeline/test_several_sessions.py",
+    "db/test_schema.py",
+    "golden/test_golden_build.py",
+    "golden/test_golden_faults.py",
     "cli/test_miopen_commands.py",
     "exports/test_export.py",
+    "security/test_text_options.py",
     "pipeline/test_runner.py",
-    "sandbox/test_processes.py",
-    "golden/test_golden_compare.py",
-    "golden/test_golden_release.py",
+    "libraries/test_miopen.py",
     "plugin/test_example_plugin.py",
-    "security/test_secrets.py",
-    "integration/test_fifty_workers.py",
+    "archives/test_archives.py",
+    "pipeline/test_state_machine.py",
+    "models/test_plan.py",
+    "integration/test_tvm_end_to_end.py",
     "integration/test_miopen_pipeline.py",
-    "libraries/test_tvm_compile.py",
-    "golden/test_golden_build.py",
+    "membership/test_membership.py",
+    "libraries/test_tvm_search.py",
+    "libraries/test_kernel_spaces.py",
+    "db/test_databases.py",
+    "db/test_first_release_database.py",
+    "cli/test_watch.py",
+    "pipeline/test_drain.py",
+    "golden/test_golden_explain.py",
+    "testing/test_fin_double.py",
+    "integration/test_pipeline_workers.py",
+    "libraries/test_one_step.py",
+    "sandbox/test_processes.py",
+    "golden/test_golden_release.py",
+    "cli/test_commands.py",
     "models/test_crossing.py",
-    "db/test_schema.py",
+    "integration/test_fifty_workers.py",
+    "exports/test_import.py",
     "db/test_upgrade_from_0001.py",
     "db/test_upgrade_from_0004.py",
-    "pipeline/test_state_machine.py",
-    "security/test_member_attacks.py",
+    "api/test_api.py",
+    "security/test_source.py",
+    "exports/test_commit.py",
+    "security/test_hostile_files.py",
+    "deploy/test_deploy_services.py",
 )
 #: On PYTHONPATH: kernels are timed for a short time.
 QUICK_SITE = str(Path(__file__).parent / "quick_site")
@@ -114,7 +139,7 @@ TVM_MODULES = (
     "tuna.models.child",
 )
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes twice the time of SQLite.
-ON_SQLITE = ("exports/test_export.py", "golden/test_golden_cli.py")
+ON_SQLITE = ("exports/test_export.py", "golden/test_golden_cli.py", "golden/test_golden_compare.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 #: How long what was told to end may take on a busy machine; nobody waits for it when nothing was left.
@@ -67,7 +68,7 @@ class LeftBehind:
 
     def _ours(self) -> set[str]:
         """The ids of processes that the tests of this pytest process started and that live."""
-        alive = {path.name for path in Path("/proc").iterdir() if path.name.isdigit()}
+        alive = set(map(str, psutil.pids()))
         self._others &= alive
         self._allowed &= alive
         found = set()

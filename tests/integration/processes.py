@@ -56,9 +56,12 @@ class Processes:
 
 def below(process: psutil.Process) -> list[psutil.Process]:
     """What it started, without the embedded Redis and its guard, which stay as long as another process uses them."""
-    return [
-        one for one in process.children(recursive=True) if not any("redis-server" in word for word in one.cmdline())
-    ]
+    found = []
+    for one in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, though nobody may have reaped it yet
+            if not any("redis-server" in word for word in one.cmdline()):
+                found.append(one)
+    return found
 
 
 def stop_redis() -> None:

@@ -131,6 +131,7 @@ def seen() -> set[str]:
 @pytest.fixture
 def terminals(
     empty_home: Path,
+    knows_machine: Callable[[Path], None],
     tmp_path: Path,
     type_in: Callable[..., Ended],
     monkeypatch: pytest.MonkeyPatch,
@@ -138,6 +139,7 @@ def terminals(
     seen: set[str],
 ) -> Iterator[Terminals]:
     """A checkout beside `utils/recurrent_cfgs`, a ROCm with the double of fin, a TUNA_HOME without a database."""
+    knows_machine(empty_home)
     checkout = tmp_path / "MITuna"
     checkout.mkdir()
     for name in ("go_fish.py", "load_job.py", "export_db.py", "update_golden.py", "tuna", "example"):

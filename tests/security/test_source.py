@@ -25,7 +25,7 @@ _CALLS = {
 }
 _CALLS |= {"numpy.load", "np.load", "pandas.read_pickle", "torch.load", "tempfile.mktemp", "ctypes.CDLL"}
 #: Uses ctypes only for the C library of the process (`CDLL(None)`); a test below checks that.
-_OWN_LIBRARY = {"tuna/files.py", "tuna/libraries/fma_loop.py", "tuna/sandbox/child.py"}
+_OWN_LIBRARY = {"benchmarks/tvm.py", "tuna/files.py", "tuna/libraries/fma_loop.py", "tuna/sandbox/child.py"}
 _OWN_LIBRARY |= {f"tuna/sandbox/{name}.py" for name in ("dumpable", "landlock", "parent", "seccomp")}
 #: Loads code that the artifact store has checked, in a child of the sandbox: what a library's `Loader` is for; its own code; or a
 #: library that was installed as a package, in a child too.
