@@ -276,8 +276,9 @@ def test_memory_does_not_grow_with_the_session(sqlite_engine: sa.Engine, tmp_pat
         tracemalloc.stop()
         return found
 
+    # Eight times the rows would take eight times the memory; when garbage is collected changes a peak by up to half.
     small, large = peak(100), peak(800)
-    assert large < 1.5 * small
+    assert large < 3 * small
 
 
 def _more(engine: sa.Engine, layers: int) -> int:
