@@ -24,7 +24,7 @@ _FINAL_S = 0.5
 #: The same of rivals in finals: more processes, because the difference between two is mostly where their buffers lie.
 RIVAL_PROCESSES = 5
 _RIVAL_S = 0.15
-#: Above this drift everything is measured again, once; a result that drifts still is noisy.
+#: Above this drift what could be the best is measured again, once; a result that drifts still is noisy.
 _DRIFT = 0.05
 #: So is one that was measured below this part of the highest peak that this worker has seen: the device was throttled.
 _THROTTLED = 0.9
@@ -82,21 +82,36 @@ class Measurement:
     def run(self, highest_gflops: float = 0.0) -> Measured:
         """A trial for each candidate, in their order; `highest_gflops`: the highest peak seen on this device."""
         found = self._between_probes(list(self._paths), highest_gflops)
-        good = [trial.index for trial in found.trials if trial.cause is None]
-        if good and self.finalists and found.drift is not None and found.drift > _DRIFT:
-            again = self._between_probes(good, highest_gflops)
-            failed = {trial.index: trial for trial in found.trials if trial.cause is not None}
-            if again.drift is not None and (again.noisy, again.drift) < (found.noisy, found.drift):
-                trials = failed | {trial.index: trial for trial in again.trials}
-                found = Measured(**{**vars(again), "trials": tuple(trials[index] for index in self._paths)})
-        return found
+        if not self.finalists or found.drift is None or found.drift <= _DRIFT:
+            return found
+        close = self._close(found, found.drift)
+        if not close:
+            return found
+        again = self._between_probes(close, highest_gflops)
+        if again.drift is None or (again.noisy, again.drift) >= (found.noisy, found.drift):
+            return found
+        new = {trial.index: trial for trial in again.trials}
+        trials = tuple(new.get(trial.index, trial) for trial in found.trials)
+        best = _best(trials)
+        if best is None or best.index not in new:
+            return found  # one that was not measured again must not win for that
+        return Measured(**{**vars(again), "trials": trials})
+
+    def _close(self, found: Measured, drift: float) -> list[int]:
+        """Which of the candidates could be the best, at whatever speed of the device each of them was measured."""
+        if self._known_ms is not None:  # each of the rivals is the winner of its solver
+            return [trial.index for trial in found.trials if trial.cause is None]
+        best = _best(found.trials)
+        known = [ms for ms in (self.best_ms, best.time_ms if best else None) if ms is not None]
+        limit_ms = max(CLOSE, (1 + drift) ** 2) * min(known, default=0.0)
+        return [trial.index for trial in found.trials if trial.time_ms is not None and trial.time_ms <= limit_ms]
 
     def _between_probes(self, indices: Sequence[int], highest_gflops: float) -> Measured:
         before = self._probe()
         round_ = _Round(self, indices)
         trials = round_.all() if self._known_ms is None else round_.rivals(self._known_ms)
         after = self._probe()
-        best = min((t for t in trials if t.time_ms is not None), key=lambda t: (t.time_ms, t.index), default=None)
+        best = _best(trials)
         noisy = best is not None and best.index in round_.noisy
         if before is None or after is None:
             return Measured(trials, noisy)
@@ -218,6 +233,10 @@ class _Round:
                 else:
                     self._timings[index].append(found)
                     self._trials[index] = _timed(self._trials[index], self._timings[index])
+
+
+def _best(trials: Sequence[Trial]) -> Trial | None:
+    return min((t for t in trials if t.time_ms is not None), key=lambda t: (t.time_ms, t.index), default=None)
 
 
 def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
