@@ -1,0 +1,187 @@
+"""What an item's candidates are measured in: fresh processes for finalists, and again after drift what could be the best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuna.libraries.items import Trial
+from tuna.libraries.measurement import FINALISTS, RIVAL_PROCESSES, Contest, Limits, Measurement
+from tuna.sandbox.processes import ChildCrashed
+
+
+class Machine:
+    """Answers as the eval child does: each candidate has a time, and each process its own factor."""
+
+    def __init__(self, times_ms: Sequence[float], probes: Sequence[float] = (), **ways: Any) -> None:
+        self.times_ms, self.ways = times_ms, ways
+        given = probes or (100.0,)
+        self._probes = itertools.chain(given, itertools.repeat(given[-1]))
+        self.calls: list[str] = []
+        self.bests: list[float | None] = []
+        self.measured_paths: list[int] = []
+        self.processes = 0
+
+    def timing(self, time_ms: float, clock: str = "wall") -> dict[str, Any]:
+        facts = {"times_ms": [time_ms] * 3, "time_ms": time_ms, "low_ms": time_ms * 0.99, "high_ms": time_ms * 1.01}
+        return {**facts, "clock": clock, "noisy": clock == "cpu"}
+
+    def time_ms(self, index: int) -> float:
+        """The second time that it is measured, another one where that was given."""
+        later_ms = self.ways.get("later_ms")
+        return float((later_ms if later_ms and self.measured_paths.count(index) > 1 else self.times_ms)[index])
+
+    def here(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        self.calls.append(op)
+        if op == "probe":
+            return {"gflops": next(self._probes), "source": "fma", "copy_s": 1e-5}
+        if op == "measure":
+            self.bests.append(arguments["best_ms"])
+            index = int(Path(arguments["path"]).name)
+            self.measured_paths.append(index)
+            time_ms = self.time_ms(index)
+            timing = self.timing(time_ms, self.ways.get("clock", "wall"))
+            best_ms = arguments["best_ms"]
+            return {"error": 0.0, "timing": timing, "ended_early": best_ms is not None and time_ms > 3 * best_ms}
+        return {"arrays": []}
+
+    def fresh(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        self.processes += 1
+        indices = [int(Path(path).name) for path in arguments["paths"]]
+        if self.ways.get("dies") in indices:
+            raise ChildCrashed("the child ended with SIGSEGV", returncode=-11, tail="")
+        factor = self.ways.get("placement", {})
+        times_ms = [self.time_ms(index) * factor.get(index, 1.0) for index in indices]
+        clock = "cpu" if self.processes in self.ways.get("disturbed", ()) else self.ways.get("clock", "wall")
+        return {"timings": [self.timing(time_ms, clock) for time_ms in times_ms]}
+
+    def measured(self, highest: float = 0.0) -> Any:
+        paths = {index: Path(f"/{index}") for index in range(len(self.times_ms))}
+        known_ms = dict(enumerate(self.times_ms)) if self.ways.get("rivals") else None
+        finalists = self.ways.get("finalists", FINALISTS)
+        jobs = {index: {"config": {}} for index in paths}
+        contest = Contest(jobs, Limits(1, 1), known_ms, finalists, self.ways.get("best_ms"))
+        return Measurement(self.here, self.fresh, contest, paths, Path("/inputs")).run(highest)
+
+
+def best(trials: Sequence[Trial]) -> int:
+    return min((trial for trial in trials if trial.time_ms), key=lambda trial: trial.time_ms or 0).index
+
+
+def test_the_pick_is_by_the_median_over_processes() -> None:
+    """Candidate 0 was lucky in the first process alone."""
+    machine = Machine([10.0, 10.5, 20.0], placement={0: 1.3})
+    found = machine.measured()
+    assert best(found.trials) == 1
+    assert [round(trial.time_ms, 1) for trial in found.trials] == [13.0, 10.5, 20.0]
+    assert (round(found.trials[0].low_ms, 1), round(found.trials[0].high_ms, 1)) == (9.9, 13.1)
+    assert [len(trial.times_ms) for trial in found.trials] == [9, 9, 3]
+    assert machine.processes == 2
+    assert machine.bests == [None, 10.0, 10.0]
+    assert not found.noisy
+
+
+def test_what_is_far_slower_than_the_best_of_earlier_rounds_is_marked_and_no_finalist() -> None:
+    machine = Machine([10.0, 31.0, 9.0, 29.0], best_ms=3.2)
+    found = machine.measured()
+    assert [trial.ended_early for trial in found.trials] == [True, True, False, True]
+    assert machine.processes == 0
+
+
+def test_a_quick_look_measures_nothing_again() -> None:
+    machine = Machine([10.0, 10.5], probes=(100.0, 50.0), finalists=0)
+    found = machine.measured()
+    assert [trial.time_ms for trial in found.trials] == [10.0, 10.5]
+    assert (machine.processes, machine.calls.count("measure"), found.noisy) == (0, 2, True)
+
+
+def test_a_finalist_that_crashes_in_a_fresh_process_fails_alone() -> None:
+    machine = Machine([10.0, 10.5, 10.4], dies=0)
+    found = machine.measured()
+    assert [trial.cause and trial.cause.value for trial in found.trials] == ["run_error", None, None]
+    assert best(found.trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("probes", "highest", "rounds", "noisy"),
+    [
+        ((100.0, 99.0), 0.0, 1, False),
+        ((100.0, 90.0, 99.0, 99.0), 0.0, 2, False),  # the second round was quiet
+        ((100.0, 90.0, 80.0, 70.0), 0.0, 2, True),
+        ((80.0,), 100.0, 1, True),  # throttled all the time
+    ],
+)
+def test_what_drifts_is_measured_again_once_and_marked_if_that_does_not_help(
+    probes: tuple[float, ...], highest: float, rounds: int, noisy: bool
+) -> None:
+    machine = Machine([10.0, 11.0], probes)
+    found = machine.measured(highest)
+    assert machine.calls.count("measure") == 2 * rounds
+    assert found.noisy is noisy
+    assert found.drift is not None
+    assert (found.drift > 0.05) == (noisy and rounds == 2)
+
+
+def test_what_cannot_be_the_best_keeps_its_time_after_drift() -> None:
+    machine = Machine([10.0, 11.9, 12.1, 29.0], probes=(100.0, 92.0, 100.0, 100.0))
+    found = machine.measured()
+    assert machine.measured_paths == [0, 1, 2, 3, 0, 1]
+    assert [trial.time_ms for trial in found.trials] == [10.0, 11.9, 12.1, 29.0]
+    assert (found.noisy, found.drift) == (False, 0.0)
+
+
+@pytest.mark.parametrize(("best_ms", "again"), [(8.0, []), (8.4, [0])])
+def test_after_drift_nothing_is_measured_again_that_an_earlier_round_beats(best_ms: float, again: list[int]) -> None:
+    machine = Machine([10.0, 11.9], probes=(100.0, 92.0, 100.0, 100.0), best_ms=best_ms)
+    found = machine.measured()
+    assert machine.measured_paths == [0, 1, *again]
+    assert found.noisy is not bool(again)
+
+
+def test_the_more_a_device_drifts_the_more_is_measured_again() -> None:
+    machine = Machine([10.0, 20.0, 40.0, 22.0], probes=(100.0, 66.0, 100.0, 100.0))
+    machine.measured()
+    assert machine.measured_paths == [0, 1, 2, 3, 0, 1, 3]
+
+
+def test_a_candidate_that_was_not_measured_again_does_not_win_for_that() -> None:
+    """The device became slower, steadily: what was close takes longer than what was not measured again."""
+    machine = Machine([10.0, 12.5], probes=(100.0, 92.0, 100.0, 100.0), later_ms=[13.0, 16.0])
+    found = machine.measured()
+    assert machine.measured_paths == [0, 1, 0]
+    assert [trial.time_ms for trial in found.trials] == [10.0, 12.5]
+    assert found.noisy
+
+
+def test_a_winner_by_cpu_time_is_noisy_and_says_so() -> None:
+    found = Machine([10.0], clock="cpu").measured()
+    assert (found.noisy, found.trials[0].clock) == (True, "cpu")
+
+
+@pytest.mark.parametrize(("disturbed", "noisy"), [((1,), False), ((1, 2), True)])
+def test_a_result_is_noisy_when_half_of_its_processes_were(disturbed: tuple[int, ...], noisy: bool) -> None:
+    """The median of three lies between two times of quiet processes."""
+    found = Machine([10.0, 10.5], disturbed=disturbed).measured()
+    assert found.noisy is noisy
+
+
+def test_rivals_are_measured_in_fresh_processes_alone() -> None:
+    machine = Machine([10.0, 10.5, 40.0], rivals=True, placement={0: 1.3})
+    found = machine.measured()
+    assert (machine.processes, machine.calls.count("measure")) == (RIVAL_PROCESSES, 0)
+    assert [round(trial.time_ms, 1) for trial in found.trials] == [13.0, 10.5, 40.0]
+    assert [len(trial.times_ms) for trial in found.trials] == [3 * RIVAL_PROCESSES] * 3
+    assert not found.noisy
+    crashed = Machine([10.0, 10.5], rivals=True, dies=1).measured()
+    assert [trial.cause and trial.cause.value for trial in crashed.trials] == [None, "run_error"]
+
+
+def test_probes_say_nothing_of_a_device_with_a_clock_of_its_own() -> None:
+    machine = Machine([10.0], (100.0, 50.0), clock="own")
+    found = machine.measured()
+    assert (found.noisy, found.drift, found.trials[0].clock) == (False, None, "own")
+    assert machine.calls.count("measure") == 1
