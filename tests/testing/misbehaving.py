@@ -166,6 +166,10 @@ BAD: dict[str, tuple[type[Library], str]] = {
         overriding(path_to=lambda self, step: ["other", step]),
         "test_steps_have_names_limits_and_a_way",
     ),
+    "a search that would end after its first round": (
+        overriding(search=Step("propose", Resource.CPU)),
+        "test_steps_have_names_limits_and_a_way",
+    ),
     "no time": (overriding(time_limit_s=lambda self, step, item: 0.0), "test_steps_have_names_limits_and_a_way"),
     "no retry": (overriding(retry=lambda self, cause: None), "test_each_cause_has_a_retry"),
     "waits for ever": (

@@ -131,7 +131,8 @@ class Library(ABC):
     name: str
     kinds: tuple[str, ...]
     steps: tuple[Step, ...]
-    #: The first step of jobs that search in rounds: it proposes candidates from the trials of earlier rounds. None: no job does.
+    #: The step, called `search`, with which jobs begin that search in rounds: it proposes candidates from the trials of earlier
+    #: rounds. None: no job does.
     search: Step | None = None
     #: The step, called FINALS, of an additional job that measures the winners of a config's solvers again, in turn, for they were
     #: measured at different times; None: their times are compared as they are.

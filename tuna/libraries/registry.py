@@ -11,9 +11,10 @@ from importlib.metadata import EntryPoint, entry_points
 import structlog
 
 from tuna.errors import LibraryMissing, NotFound
-from tuna.libraries.base import Library
+from tuna.libraries.base import FINALS, Library
 from tuna.sentences import choices
 from tuna.settings import get_settings
+from tuna.vocabulary import SEARCH
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +29,7 @@ def names() -> list[str]:
 
 @functools.cache
 def get_library(name: str) -> Library:
-    """This process's instance of the library; raises NotFound with the names there are."""
+    """This process's instance of the library; raises NotFound with the names there are, LibraryMissing for one that is no good."""
     points = _points()
     if name not in points:
         if entry_points(group=SIMULATED_GROUP, name=name):
@@ -40,6 +41,16 @@ def get_library(name: str) -> Library:
         library: Library = points[name].load()()
     except Exception as error:  # a plug-in's own code: whatever it raises, the others must go on working
         raise LibraryMissing(f"The library {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    for attribute, expected in (
+        ("search", SEARCH),
+        ("finals", FINALS),
+    ):  # jobs are recognized by the names of their steps
+        step = getattr(library, attribute)
+        if step is not None and step.name != expected:
+            raise LibraryMissing(
+                f"The library {name} cannot be used: its step `{attribute}` is called {step.name!r}.",
+                hint=f"its author has to call it {expected!r}",
+            )
     return library
 
 

@@ -1,0 +1,46 @@
+"""Libraries that entry points name: those that cannot be used are refused with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tuna.errors import LibraryMissing
+from tuna.libraries import registry
+from tuna.libraries.base import Library, Step
+from tuna.testing.noop import NoopLibrary
+from tuna.vocabulary import Resource
+
+
+@dataclass
+class Point:
+    """An entry point of a library."""
+
+    made: type[Library]
+
+    def load(self) -> type[Library]:
+        return self.made
+
+
+@pytest.fixture()
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`install(library)`: it is the library `toy`."""
+    registry.get_library.cache_clear()
+    yield lambda made: monkeypatch.setattr(registry, "_points", lambda: {"toy": Point(made)})
+    registry.get_library.cache_clear()
+
+
+@pytest.mark.parametrize(("attribute", "name"), [("search", "search"), ("finals", "finals")])
+def test_a_library_whose_search_or_finals_have_another_name_is_refused(install: Any, attribute: str, name: str) -> None:
+    """Its searches ended after their first round, without a word."""
+    install(type("Other", (NoopLibrary,), {attribute: Step("propose", Resource.CPU)}))
+    with pytest.raises(
+        LibraryMissing, match=f"library toy cannot be used: its step `{attribute}` is called 'propose'"
+    ) as caught:
+        registry.get_library("toy")
+    assert caught.value.hint == f"its author has to call it '{name}'"
+    install(type("Right", (NoopLibrary,), {attribute: Step(name, Resource.CPU)}))
+    assert registry.get_library("toy").step(name).name == name
