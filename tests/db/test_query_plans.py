@@ -19,8 +19,9 @@ from million_jobs import fill
 from sqlalchemy import event
 
 from tuna.artifacts import Artifacts
-from tuna.db import jobs, overview
+from tuna.db import jobs, overview, searches
 from tuna.db.engine import make_engine, reading, writing
+from tuna.db.models import Job
 from tuna.db.types import utc_now
 from tuna.libraries.items import DeviceReport, StepResult, Trial
 from tuna.libraries.registry import get_library
@@ -107,6 +108,17 @@ def scans(engine: sa.Engine, text: str, parameters: Any) -> list[str]:
     if text.startswith("INSERT") and "SELECT" not in text:
         return []
     return [row.table for row in plan if row.type == "ALL" and row.table in LARGE]
+
+
+def used(engine: sa.Engine, text: str, parameters: Any) -> str:
+    """The index of a statement about one table; of the first two columns at least."""
+    with engine.connect() as connection:
+        if engine.dialect.name != "sqlite":
+            (row,) = connection.exec_driver_sql(f"EXPLAIN {text}", parameters).all()
+            return row.key or ""
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", parameters).all()
+    (name,) = re.findall(r"INDEX (\w+) \(session_id=\? AND ste", " ".join(row.detail for row in plan))
+    return str(name)
 
 
 def check(engine: sa.Engine, work: Callable[[], Any], *tables: str) -> None:
@@ -201,6 +213,22 @@ def test_the_states_of_jobs_are_counted_in_an_index(engine: sa.Engine) -> None:
         overview.read(engine)
 
     check(engine, count, "job")
+
+
+def test_the_rounds_of_searches_are_counted_by_index(engine: sa.Engine) -> None:
+    with writing(engine) as connection:
+        first = sa.select(sa.func.min(Job.id)).where(Job.state == "errored").scalar_subquery()
+        row = dict(connection.execute(sa.select(Job.__table__).where(Job.id == first)).mappings().one())
+        made = sa.insert(Job).values({**row, "id": None, "steps": "search,build,measure"})
+        made_id = connection.execute(made).inserted_primary_key[0]
+    with recorded(engine) as sent, reading(engine) as connection:
+        assert searches.read(connection, [1]) == {1: searches.Searches(1, {}, *2 * [{"errored": 1}])}
+    keys = [used(engine, *one) for one in sent]
+    assert all(keys), keys
+    if engine.dialect.name == "sqlite":  # MariaDB goes by what it knows of their rows
+        assert keys == ["ix_job_search", "ix_job_search", "ix_job_claim"]
+    with writing(engine) as connection:
+        connection.execute(sa.delete(Job).where(Job.id == made_id))
 
 
 def test_loading_asks_by_index_which_jobs_are_there(engine: sa.Engine) -> None:

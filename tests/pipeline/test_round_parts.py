@@ -10,17 +10,22 @@ import pytest
 import redis
 import sqlalchemy as sa
 from jobs_builder import make_jobs
-from test_rounds import BATCH, Scene, finish, open_scene, rounds_going_on
+from test_rounds import BATCH, Scene, SearchLibrary, finish, open_scene, rounds_going_on
 
-from tuna.archives import removal
+from tuna.archives import removal, sizes
 from tuna.archives.restore import restore
 from tuna.archives.write import archive
+from tuna.db import overview
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, JobArtifact, Solver, StepResult, Trial
+from tuna.db.searches import Searches
+from tuna.libraries.items import result_of
 from tuna.pipeline import job_actions, open_searches, release, round_parts, rounds
 from tuna.pipeline.claim import ClaimedChunk
 from tuna.pipeline.serving import SessionWork, read_works
+from tuna.reports.queries import read_figures
 from tuna.vocabulary import Cause, State
+from tuna.workers import session_run
 
 #: Of a search of the library.
 ROUNDS = 8
@@ -98,6 +103,31 @@ def test_a_round_is_complete_when_all_of_its_parts_are(scene: Scene) -> None:
     with reading(scene.engine) as connection:
         (progress,) = open_searches.progress(connection, work).values()
     assert progress.rounds == 1
+
+
+def test_a_round_in_parts_is_counted_as_one_in_the_state_of_the_part_that_is_furthest_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, report, metrics and progress counted each part as a round."""
+    built(scene)
+    divide(scene)
+    first, second = scene.claim("measure", 2)
+    scene.report(first, scene.results(first))
+    (seen,) = overview.read(scene.engine)
+    assert seen.searches == Searches(1, {}, {"eval_queued": 1}, {"eval_queued": 1, "evaluated": 1})
+    assert (seen.jobs, seen.in_flight) == ({}, 1)
+    scene.report(second, [result_of(item, ok=False, cause=Cause.NOT_APPLICABLE) for item in second.items])
+    monkeypatch.setattr(SearchLibrary, "search_ends", lambda self, options, found: "enough")
+    scene.load()
+    with reading(scene.engine) as connection:
+        progress = session_run.progress(connection, scene.library, scene.session_id, [])
+        figures = read_figures(connection, scene.session_id)
+        size = sizes.read(scene.engine)[0]
+    (seen,) = overview.read(scene.engine)
+    assert seen.searches == Searches(0, {"enough": 1}, {"errored": 1}, {"errored": 1, "evaluated": 1})
+    assert figures.searches == size.searches == seen.searches
+    assert (progress.rounds, progress.errored, progress.done) == ({"errored": 1}, 1, 1)
+    assert (figures.layers[0].solvers[0].rounds, dict(size.jobs)) == (1, {})
 
 
 def _works(scene: Scene) -> list[SessionWork]:

@@ -178,10 +178,10 @@ def test_searches_are_counted_by_why_they_ended_and_not_among_the_jobs(scene: Sc
     scene.work("search")
     scene.load()
     (seen,) = overview.read(scene.engine)
-    assert (seen.jobs, seen.searches) == ({"new": 1}, Searches(1, {}, {"new": 1, "searching": 1}))
+    assert (seen.jobs, seen.searches) == ({"new": 1}, Searches(1, {}, *2 * [{"new": 1, "searching": 1}]))
     finish(scene)
     (seen,) = overview.read(scene.engine)
-    assert (seen.jobs, seen.searches) == ({"evaluated": 1}, Searches(0, {"8 rounds": 1}, {"evaluated": 8}))
+    assert (seen.jobs, seen.searches) == ({"evaluated": 1}, Searches(0, {"8 rounds": 1}, *2 * [{"evaluated": 8}]))
 
 
 def test_the_progress_counts_a_search_once_and_its_rounds_for_the_rate(scene: Scene) -> None:
@@ -239,7 +239,8 @@ def test_a_report_has_a_search_as_one_line_with_its_end_and_a_curve_over_all_rou
     assert solver.points[-1].best_ms == solver.time_ms
     assert len({point.params for point in solver.points}) == BATCH * ROUNDS
     assert dict(figures.jobs) == {"evaluated": 1}
-    assert figures.as_json()["searches"] == {"going_on": 0, "ended": {"8 rounds": 1}, "rounds": {"evaluated": ROUNDS}}
+    counts = {"rounds": {"evaluated": ROUNDS}, "parts": {"evaluated": ROUNDS}}
+    assert figures.as_json()["searches"] == {"going_on": 0, "ended": {"8 rounds": 1}, **counts}
     page = " ".join(render(figures).split())
     assert "8 rounds; ended: 8 rounds" in page
     assert "1 ended: 8 rounds" in page

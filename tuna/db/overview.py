@@ -61,8 +61,8 @@ class Overview:
 
     @property
     def in_flight(self) -> int:
-        """Jobs, and rounds of searches, that a worker or a queue has."""
-        both = (*self.jobs.items(), *self.searches.rounds.items())
+        """Jobs, and parts of rounds of searches, that a worker or a queue has."""
+        both = (*self.jobs.items(), *self.searches.parts.items())
         return sum(number for state, number in both if State(state) in IN_FLIGHT)
 
 

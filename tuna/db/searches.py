@@ -1,7 +1,8 @@
-"""Searches of sessions, counted: jobs that go on in rounds, of which each is a row of `job`. Imports little, for `tuna status`."""
+"""Searches of sessions, counted: jobs that go on in rounds, each a row of `job` or several. Imports little, for `tuna status`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuna.db.batches import parts
-from tuna.vocabulary import SEARCH
+from tuna.vocabulary import SEARCH, State
 
 #: How `job.stopped` begins where a result was known that met the target, and what such jobs are counted as.
 MET = "target met by "
@@ -22,7 +23,8 @@ class Searches:
 
     going_on: int = 0
     ended: Mapping[str, int] = field(default_factory=dict)  #: by why
-    rounds: Mapping[str, int] = field(default_factory=dict)  #: rounds of all of them, and parts of rounds, by state
+    rounds: Mapping[str, int] = field(default_factory=dict)  #: by the state of the part that is furthest back
+    parts: Mapping[str, int] = field(default_factory=dict)  #: of these, by state; a round that is not divided has one
 
     @property
     def total(self) -> int:
@@ -31,41 +33,11 @@ class Searches:
 
 
 def are_rounds(steps: sa.SQLColumnExpression[str]) -> sa.ColumnElement[bool]:
-    """Whether jobs are rounds of searches, by all their steps: a range of ix_job_search (session_id, steps, round, stopped).
+    """Whether jobs are rounds of searches, by all their steps: a range of ix_job_search.
 
     A range, since SQLite uses no index for LIKE; "-" follows "," in both databases.
     """
     return sa.and_(steps >= f"{SEARCH},", steps < f"{SEARCH}-")
-
-
-def _statement(sessions: Any) -> sa.Select[Any]:
-    job = sa.table("job", *map(sa.column, ("session_id", "steps", "round", "part", "stopped", "state")))
-    first = sa.and_(job.c.round == 0, job.c.part == 0).label("first")
-    groups = (job.c.session_id, first, job.c.stopped, job.c.state)
-    where = (job.c.session_id.in_(sessions), are_rounds(job.c.steps))
-    return sa.select(*groups, sa.func.count().label("number")).where(*where).group_by(*groups)
-
-
-def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, Searches]:
-    """By session, those of them that have any. What has no rounds is not looked at."""
-    going: dict[int, int] = {}
-    ended: dict[int, dict[str, int]] = {}
-    rounds: dict[int, dict[str, int]] = {}
-    for row in connection.execute(_statement(sorted(session_ids))) if session_ids else ():
-        of_state = rounds.setdefault(row.session_id, {})
-        of_state[row.state] = of_state.get(row.state, 0) + row.number
-        if not row.first:
-            continue
-        if row.stopped is None:
-            going[row.session_id] = going.get(row.session_id, 0) + row.number
-        else:
-            why = _MET_SHORT if row.stopped.startswith(MET) else row.stopped
-            of_rule = ended.setdefault(row.session_id, {})
-            of_rule[why] = of_rule.get(why, 0) + row.number
-    return {
-        key: Searches(going.get(key, 0), dict(sorted(ended.get(key, {}).items())), dict(sorted(states.items())))
-        for key, states in rounds.items()
-    }
 
 
 #: What the rounds of a search have in common.
@@ -73,7 +45,76 @@ _SAME = ("session_id", "config_id", "solver_id", "steps")
 
 
 def _job(name: str) -> Any:
-    return sa.table("job", *map(sa.column, ("id", *_SAME, "round", "part", "stopped"))).alias(name)
+    """The table without the ORM model."""
+    columns = ("id", *_SAME, "round", "part", "stopped", "step", "state")
+    return sa.table("job", *map(sa.column, columns)).alias(name)
+
+
+_DONE = State.EVALUATED.value
+#: States from furthest back to done. Of a round that has ended, a part that failed is furthest back.
+_ORDER = {
+    state.value: number for number, state in enumerate([*(s for s in State if s != State.EVALUATED), State.EVALUATED])
+}
+
+
+def read(connection: sa.Connection, session_ids: Collection[int]) -> dict[int, Searches]:
+    """By session, those of them that have any. What has no rounds is not looked at.
+
+    Of rounds that are evaluated, by far the most, only the number is read.
+    """
+    # Index ix_job_search (session_id, steps, round, part, stopped) covers the first two.
+    job = _job("each")
+    of_sessions = (job.c.session_id.in_(sorted(session_ids)), are_rounds(job.c.steps))
+    wholes = (sa.func.sum(sa.case((job.c.part == 0, 1), else_=0)).label("rounds"), sa.func.count().label("parts"))
+    query = sa.select(job.c.session_id, *wholes).where(*of_sessions).group_by(job.c.session_id)
+    found = {row.session_id: _Counts(int(row.rounds), row.parts) for row in connection.execute(query)}
+    if not found:
+        return {}
+    steps: set[str] = set()
+    firsts = (job.c.session_id, job.c.steps, job.c.stopped)
+    query = sa.select(*firsts, sa.func.count().label("number")).where(*of_sessions, job.c.round == 0, job.c.part == 0)
+    for row in connection.execute(query.group_by(*firsts)):
+        steps.update(row.steps.split(","))
+        found[row.session_id].add_searches(row.stopped, row.number)
+    # Index ix_job_claim (session_id, step, state, id); the function keeps SQLite from the range of `steps` in another.
+    undone = (job.c.session_id.in_(sorted(found)), job.c.step.in_(sorted(steps)), job.c.state.in_(list(_ORDER)[:-1]))
+    query = sa.select(*(job.c[name] for name in (*_SAME, "round")), job.c.state).where(*undone)
+    for session_id, *key, state in connection.execute(query.where(are_rounds(sa.func.coalesce(job.c.steps, "")))):
+        found[session_id].add_undone(tuple(key), state)
+    return {session_id: counts.searches() for session_id, counts in found.items()}
+
+
+class _Counts:
+    """What is read of the searches of one session."""
+
+    def __init__(self, rounds: int, parts: int) -> None:
+        self._rounds, self._parts = rounds, parts
+        self._going_on = 0
+        self._ended: Counter[str] = Counter()
+        self._parts_undone: Counter[str] = Counter()
+        self._rounds_undone: dict[tuple[Any, ...], str] = {}  #: with the state of the part that is furthest back
+
+    def add_searches(self, stopped: str | None, number: int) -> None:
+        if stopped is None:
+            self._going_on += number
+        else:
+            self._ended[_MET_SHORT if stopped.startswith(MET) else stopped] += number
+
+    def add_undone(self, round_: tuple[Any, ...], state: str) -> None:
+        self._parts_undone[state] += 1
+        self._rounds_undone[round_] = min(self._rounds_undone.get(round_, state), state, key=_ORDER.__getitem__)
+
+    def searches(self) -> Searches:
+        rounds = _with_done(Counter(self._rounds_undone.values()), self._rounds)
+        return Searches(self._going_on, _sorted(self._ended), rounds, _with_done(self._parts_undone, self._parts))
+
+
+def _with_done(undone: Counter[str], whole: int) -> dict[str, int]:
+    return _sorted({**undone, _DONE: whole - undone.total()})
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in sorted(counts.items()) if number}
 
 
 def rounds_of(job_id: int) -> sa.Select[Any]:
@@ -95,6 +136,6 @@ def why_ended(connection: sa.Connection, job_ids: Collection[int]) -> dict[int, 
 
 
 def others(states: Mapping[str, int], searches: Searches) -> dict[str, int]:
-    """Of all jobs by state, those that are no rounds."""
-    left = {state: count - searches.rounds.get(state, 0) for state, count in states.items()}
+    """Of all rows of `job` by state, those that belong to no round."""
+    left = {state: count - searches.parts.get(state, 0) for state, count in states.items()}
     return {state: count for state, count in sorted(left.items()) if count > 0}

@@ -133,7 +133,7 @@ def unended(session_id: int) -> Sequence[sa.ColumnElement[bool]]:
 
 
 class Unfinished(NamedTuple):
-    """Searches that go on or have an open round, and the open rounds of all."""
+    """Searches that go on or have an open round, and the open rounds of all, each of their parts."""
 
     searches: int
     rounds: int

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
+from tuna.db.searches import Searches
 from tuna.errors import TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
@@ -83,20 +84,20 @@ class Progress:
 def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
     """Progress of the session in `steps` (all when empty)."""
     states: Counter[str] = Counter()
-    of_rounds: Counter[str] = Counter()
+    found = searches.read(connection, [session_id]).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
     for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
         order = jobs.step_names(job_steps)
         is_round = order[0] == SEARCH
-        (of_rounds if is_round else states)[state] += count
+        if not is_round:
+            states[state] += count
         if is_open(state, library.step(step).resource) and not served.isdisjoint(order[order.index(step) :]):
             open_rounds += count if is_round else 0
             unfinished += 0 if is_round else count
-    number = searching = 0
+    searching = 0
     to_come: int | None = 0
-    if of_rounds:
-        number = searches.read(connection, [session_id])[session_id].total
+    if number := found.total:
         # Where the step `search` is served elsewhere, a search has to do here what is open of it now.
         searching = (
             rounds.unfinished(connection, session_id, library).searches
@@ -104,9 +105,9 @@ def progress(connection: sa.Connection, library: Library, session_id: int, steps
             else min(open_rounds, number)
         )
         to_come = _sum(rounds.to_come(connection, session_id, library)) if SEARCH in served else 0
-    errored = states[State.ERRORED.value] + of_rounds[State.ERRORED.value]
+    errored = states[State.ERRORED.value] + found.rounds.get(State.ERRORED.value, 0)
     total_ = sum(states.values()) + number
-    return Progress(dict(states), total_, unfinished + searching, errored, dict(of_rounds), searching, to_come)
+    return Progress(dict(states), total_, unfinished + searching, errored, dict(found.rounds), searching, to_come)
 
 
 def _sum(numbers: Mapping[int, int] | None) -> int | None:

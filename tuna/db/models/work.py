@@ -128,7 +128,7 @@ class Job(Base):
     __table_args__ = table(
         UniqueConstraint("session_id", "config_id", "solver_id", "steps", "round", "part"),
         Index("ix_job_claim", "session_id", "step", "state", "id"),
-        Index("ix_job_search", "session_id", "steps", "round", "stopped"),
+        Index("ix_job_search", "session_id", "steps", "round", "part", "stopped"),
     )
 
 
