@@ -19,13 +19,21 @@ from jobs_builder import make_jobs
 from tuna.db.engine import reading, writing
 from tuna.db.models import Framework, Job, Model, ModelConfig, Trial
 from tuna.db.types import utc_now
+from tuna.libraries.base import Step
 from tuna.pipeline.coordinator import Coordinator
 from tuna.pipeline.policies import POLICIES, Policy, fair, gradient
 from tuna.pipeline.serving import SessionWork, read_works
 from tuna.settings import get_settings
+from tuna.vocabulary import Resource
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from search_library import SearchLibrary
+
+
+class LearningLibrary(SearchLibrary):
+    """What ends a round, and what begins the next, are for the same processes."""
+
+    steps = (*SearchLibrary.steps, Step("learn", Resource.CPU))
 
 
 class Silent:
@@ -140,6 +148,35 @@ def test_the_round_that_waits_longest_is_first_under_fifo(
         connection.execute(sa.update(Job).where(Job.round == 1, Job.config_id == 2).values(updated_at=hour_ago))
     make(work, POLICIES["fifo"]).publish()
     assert taken(engine) == [(2, "search,build,measure")]
+
+
+@pytest.mark.parametrize(
+    ("number", "steps", "first"),
+    [
+        (1, "search,build,measure,learn", "search"),
+        (0, "search,build,measure,learn", "learn"),  # a search that begins makes nobody wait
+        (1, "search,build,learn", "learn"),  # nor one that would keep the process for all its rounds
+    ],
+)
+def test_a_session_goes_on_with_the_next_round_where_the_last_one_ended(
+    engine: sa.Engine, work: SessionWork, make: Callable[..., Coordinator], number: int, steps: str, first: str
+) -> None:
+    """The device is out of work until what the next round proposes is built."""
+    with writing(engine) as connection:
+        connection.execute(sa.delete(Trial))
+        connection.execute(sa.delete(Job).where(Job.round == 1 - number))
+        ends = {"steps": "search,build,measure,learn", "step": "learn", "state": "searching"}
+        connection.execute(sa.update(Job).where(Job.config_id == 1).values(ends))
+        proposes = {"steps": steps, "step": "search", "state": "new"}
+        connection.execute(sa.update(Job).where(Job.config_id == 2).values(proposes))
+    coordinator = make(replace(work, library=LearningLibrary()), fair)
+    order = []
+    while coordinator.publish():
+        with writing(engine) as connection:
+            order += connection.execute(sa.select(Job.step).where(Job.chunk.is_not(None))).scalars().all()
+            connection.execute(sa.update(Job).where(Job.chunk.is_not(None)).values(chunk=None, state="canceled"))
+        coordinator._leases.drop(coordinator._leases.all())
+    assert order == [first, *({"search", "learn"} - {first})]
 
 
 def test_a_coordinator_divides_a_round_between_the_devices_that_are_there(

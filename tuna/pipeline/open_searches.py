@@ -28,6 +28,17 @@ def is_round(work: SessionWork) -> sa.ColumnElement[bool]:
     return are_rounds(Job.steps) if work.library.search else sa.false()
 
 
+def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
+    """Whether a job is one of `SessionWork.further_rounds`, if it waits to be proposed.
+
+    One that has not all steps may have all of them in one queue.
+    """
+    if work.library.search is None or not work.rounds_go_on:
+        return sa.false()
+    every = ",".join(step.name for step in (work.library.search, *work.library.steps))
+    return sa.and_(Job.round > 0, Job.steps == every)
+
+
 def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
     """The progress of each search, by the trials of its rounds that are complete."""
     weights = _weights(connection, work)

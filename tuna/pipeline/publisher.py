@@ -24,7 +24,7 @@ from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
-from tuna.pipeline.policies import Share
+from tuna.pipeline.policies import OpenStep, Share
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.snapshots import Snapshots
@@ -57,6 +57,19 @@ def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
     return math.ceil(limit_s + DEVICE_WAIT_S) + 30
 
 
+def _key(step: OpenStep) -> tuple[int, str, bool]:
+    return step.session_id, step.step, step.continues
+
+
+def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool]:
+    """Which of the jobs that wait for the step are meant; `chooses`: see `Publisher._publish`."""
+    if chooses:
+        return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
+    if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
+        return open_searches.goes_on(work) if step.continues else ~open_searches.goes_on(work)
+    return sa.true()
+
+
 class Publisher:
     """Fills the queues of some sessions."""
 
@@ -85,14 +98,15 @@ class Publisher:
         self._aside = aside
         self._snapshots = snapshots
         self._fixed_workers = fixed_workers
-        self._backoff_until: dict[tuple[int, str], float] = {}  # by session and step
+        self._backoff_until: dict[tuple[int, str, bool], float] = {}  # by session, step and whether it continues
         self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
         self._full_until = 0.0
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
-        for key in due:
-            self._backoff_until.pop(key, None)
+        for session_id, step in due:
+            for continues in (True, False):
+                self._backoff_until.pop((session_id, step, continues), None)
 
     def publish(self, works: Collection[SessionWork]) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
@@ -102,7 +116,7 @@ class Publisher:
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
         snapshot = replace(snapshot, long=self._long_queues(works) if self._fixed_workers else ())
         without_jobs = {key for key, until in self._backoff_until.items() if until > now}
-        steps = {id(one): one for one in snapshot.open if one.jobs or (one.session_id, one.step) not in without_jobs}
+        steps = {id(one): one for one in snapshot.open if one.jobs or _key(one) not in without_jobs}
         by_id = {work.session_id: work for work in works}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
@@ -121,7 +135,7 @@ class Publisher:
                 if step.jobs or all_claimed:
                     del steps[id(step)]
                 if all_claimed and not step.jobs:
-                    self._backoff_until[step.session_id, step.step] = now + _EMPTY_BACKOFF_S
+                    self._backoff_until[_key(step)] = now + _EMPTY_BACKOFF_S
         return sent
 
     def _long_queues(self, works: Collection[SessionWork]) -> set[str]:
@@ -144,9 +158,7 @@ class Publisher:
         size = self._pace.chunk(work.session_id, step)
         batch = self._settings.claim_batch
         wanted = min(share.chunks, max(1, batch // size))
-        only: sa.ColumnElement[bool] = sa.true()
-        if chooses:
-            only = Job.id.in_(share.step.jobs) if share.step.jobs else ~open_searches.is_round(work)
+        only = _jobs_of(work, share.step, chooses=chooses)
         chunks: list[ClaimedChunk] = []
         for attempt in retrying():
             with attempt, writing(self._engine) as connection:

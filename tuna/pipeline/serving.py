@@ -66,6 +66,19 @@ class SessionWork:
             for remaining, step in enumerate(reversed(self.steps))
         ]
 
+    @property
+    def rounds_go_on(self) -> bool:
+        """Whether a search's next round begins in the queue in which the last one ended, without keeping a process for all."""
+        search, resources = self.library.search, {step.resource for step in self.library.steps}
+        return search is not None and search.resource is self.library.steps[-1].resource and len(resources) > 1
+
+    def further_rounds(self) -> list[OpenStep]:
+        """The rounds after their searches' first that wait to be proposed, as a policy sees them, where they go on."""
+        search = self.library.search
+        if search is None or search not in self.steps or not self.rounds_go_on:
+            return []
+        return [replace(step, continues=True) for step in self.open_steps() if step.step == search.name]
+
     def _continues(self, step: Step) -> bool:
         """Whether jobs come to the step from another one in the same queue; finals and searches are first steps."""
         names = [one.name for one in self.library.steps]

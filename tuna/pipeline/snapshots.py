@@ -106,7 +106,7 @@ class Snapshots:
     def _open_steps(self, policy: Policy, work: SessionWork) -> list[OpenStep]:
         steps = work.open_steps()
         if not self.chooses(policy, work):
-            return steps
+            return steps + work.further_rounds()
         with reading(self._engine) as connection:
             return steps + open_searches.open_steps(connection, work, self._progress_of(work))
 
