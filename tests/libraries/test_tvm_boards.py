@@ -22,12 +22,16 @@ import pytest
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
+from tuna import api
 from tuna.artifacts import Artifacts
-from tuna.errors import BadInput, LibraryMissing
+from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.measurement import PROCESSES
+from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
+from tuna.membership.join import Facts
+from tuna.queues import queue_name
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
@@ -187,6 +191,39 @@ def test_candidates_are_checked_and_timed_on_the_board(
         assert not result.simulated
     assert [device for device, _ in groupby(used)] == [f"pi at 127.0.0.1:{board.port}", ""] * 2
     assert bench.library.probe(bench.library.own_device()) == "", "the session was given back"
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
+    """What workers that join say of themselves; the settings that they make end with the test."""
+    found: list[Facts] = []
+    monkeypatch.setattr("tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {})
+    monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
+    for name in ("TRACKER", "DEVICE_KEY", "TARGET"):
+        monkeypatch.setenv(f"TUNA_TVM_{name}", "")
+    get_library.cache_clear()
+    yield found
+    monkeypatch.undo()
+    get_library.cache_clear()
+    get_settings.cache_clear()
+
+
+def test_a_worker_joins_with_its_boards_environment(board: Board, joined: list[Facts]) -> None:
+    tracker = Tracker(board.port)
+    api.join("eval", "redis://here#token", 2, boards=api.Boards(tracker.address, "pi"))
+    own = get_library("tvm").environment()
+    (found,) = joined
+    assert (own.flags["device_key"], found.device, found.processes) == ("pi", own.device, 2)
+    assert found.environments == (queue_name(True, "", own.machine_key).partition(".")[2],)
+    tracker.close()
+
+
+def test_a_worker_without_a_board_spends_no_token(joined: list[Facts]) -> None:
+    mute = Tracker(None)
+    with pytest.raises(ServiceError, match=r"no board to join with.*No board"):
+        api.join("eval", "redis://here#token", boards=api.Boards(mute.address, "pi"))
+    assert not joined
+    mute.close()
 
 
 def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuna.api.workers import Role
-from tuna.errors import BadInput
+from tuna.errors import BadInput, ServiceError
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,23 @@ def join(
 
     from tuna.membership.join import MAX_PROCESSES, Facts
     from tuna.membership.join import join as ask
-    from tuna.pipeline.served_queues import ServedQueues
+    from tuna.pipeline.served_queues import ServedQueues, Unavailable
     from tuna.sandbox import discovery
     from tuna.settings import get_settings
     from tuna.workers.serve import check_options
 
-    if boards:
-        _of_boards(role, boards, "")
+    variables = _of_boards(role, boards, "") if boards else {}
     check_options(role, processes, devices, bool(boards))
     if devices is not None:
         processes = len(discovery.choose(discovery.discover(), devices))
+    os.environ.update(variables)  # what is measured is the board's, not this machine's
+    get_settings.cache_clear()
     served = ServedQueues()
-    queues = [queue for queue in served.under(role).values() if isinstance(queue, str)]
+    found = served.under(role)
+    queues = [queue for queue in found.values() if isinstance(queue, str)]
+    if boards and not queues:
+        reasons = " ".join(one.reason for one in found.values() if isinstance(one, Unavailable))
+        raise ServiceError(f"This worker has no board to join with. {reasons}")
     names = tuple(queue.partition(".")[2] for queue in queues)
     try:
         facts = Facts(
