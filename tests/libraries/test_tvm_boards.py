@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,19 +16,16 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from board_server import Board, Tracker
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
-from tuna import api
 from tuna.artifacts import Artifacts
-from tuna.errors import BadInput, LibraryMissing, ServiceError
+from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.measurement import PROCESSES
-from tuna.libraries.registry import get_library
 from tuna.libraries.tvm import BoardTvmLibrary, board_library, boards, tvm_library
-from tuna.membership.join import Facts
-from tuna.queues import queue_name
 from tuna.settings import get_settings
 from tuna.vocabulary import Cause
 
@@ -39,84 +33,8 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 
 GEMM = "TvmGemmTile"
 MAGIC = struct.pack("<i", 0x2F271)
-SUMMARY = 6
-#: A server that starts again when a candidate has crashed it, as docs/boards.md has it.
-SERVER = """
-import os
-import sys
-import tvm_ffi
-from tvm.rpc import server
-if sys.argv[2]:
-    tvm_ffi.register_global_func("tuna.emulator", lambda: sys.argv[2])
-while True:
-    serving = os.fork()
-    if not serving:
-        server.PopenRPCServerState("127.0.0.1", int(sys.argv[1]), int(sys.argv[1]) + 1, key="board", silent=True).thread.join()
-        os._exit(1)
-    os.waitpid(serving, 0)
-"""
 CRASH = "int __tvm_ffi_main(void *h, void *a, int n, void *r) { *(volatile int *)8 = 1; return 0; }"
 HANG = "#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) { for (;;) pause(); }"
-
-
-class Board:
-    """A server in a process group of its own."""
-
-    def __init__(self, emulator: str = "") -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "-c", SERVER, str(self.port), emulator]
-        self.process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "TVM_NUM_THREADS": "1"})
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-class Tracker:
-    """Gives every client the board at one port; without a port it says nothing after its greeting."""
-
-    def __init__(self, port: int | None) -> None:
-        self.port = port
-        self.free = 0  #: boards, by its summary
-        self.given = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._answer, args=(client,), daemon=True).start()
-
-    def _answer(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
-            client.sendall(client.recv(4))
-            asked = json.loads(client.recv(4096)[4:])
-            if asked[0] == SUMMARY:
-                self._say(client, {"queue_info": {"pi": {"free": self.free, "pending": 0}}, "server_info": []})
-            elif self.port is not None:
-                self.given += 1
-                self._say(client, ["127.0.0.1", self.port, "board"])
-            client.recv(4096)
-
-    def _say(self, client: socket.socket, answer: object) -> None:
-        text = json.dumps([0, answer]).encode()
-        client.sendall(struct.pack("<i", len(text)) + text)
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -191,39 +109,6 @@ def test_candidates_are_checked_and_timed_on_the_board(
         assert not result.simulated
     assert [device for device, _ in groupby(used)] == [f"pi at 127.0.0.1:{board.port}", ""] * 2
     assert bench.library.probe(bench.library.own_device()) == "", "the session was given back"
-
-
-@pytest.fixture
-def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
-    """What workers that join say of themselves; the settings that they make end with the test."""
-    found: list[Facts] = []
-    monkeypatch.setattr("tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {})
-    monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
-    for name in ("TRACKER", "DEVICE_KEY", "TARGET"):
-        monkeypatch.setenv(f"TUNA_TVM_{name}", "")
-    get_library.cache_clear()
-    yield found
-    monkeypatch.undo()
-    get_library.cache_clear()
-    get_settings.cache_clear()
-
-
-def test_a_worker_joins_with_its_boards_environment(board: Board, joined: list[Facts]) -> None:
-    tracker = Tracker(board.port)
-    api.join("eval", "redis://here#token", 2, boards=api.Boards(tracker.address, "pi"))
-    own = get_library("tvm").environment()
-    (found,) = joined
-    assert (own.flags["device_key"], found.device, found.processes) == ("pi", own.device, 2)
-    assert found.environments == (queue_name(True, "", own.machine_key).partition(".")[2],)
-    tracker.close()
-
-
-def test_a_worker_without_a_board_spends_no_token(joined: list[Facts]) -> None:
-    mute = Tracker(None)
-    with pytest.raises(ServiceError, match=r"no board to join with.*No board"):
-        api.join("eval", "redis://here#token", boards=api.Boards(mute.address, "pi"))
-    assert not joined
-    mute.close()
 
 
 def test_the_best_are_measured_again_in_sessions_of_their_own_on_the_same_board(

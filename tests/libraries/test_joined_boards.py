@@ -1,0 +1,53 @@
+"""Workers of boards that join a coordinator by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from board_server import Board, Tracker
+
+from tuna import api
+from tuna.errors import ServiceError
+from tuna.libraries.registry import get_library
+from tuna.libraries.tvm import boards
+from tuna.membership.join import Facts
+from tuna.queues import queue_name
+from tuna.settings import get_settings
+
+pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_children")]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Facts]]:
+    """What workers that join say of themselves; the settings that they make end with the test."""
+    found: list[Facts] = []
+    monkeypatch.setattr("tuna.membership.join.join", lambda line, role, facts: found.append(facts) or {})
+    monkeypatch.setattr(boards, "_FIRST_WAIT_S", 1.0)
+    for name in ("TRACKER", "DEVICE_KEY", "TARGET"):
+        monkeypatch.setenv(f"TUNA_TVM_{name}", "")
+    get_library.cache_clear()
+    yield found
+    monkeypatch.undo()
+    get_library.cache_clear()
+    get_settings.cache_clear()
+
+
+def test_a_worker_joins_with_its_boards_environment(tvm_here: None, joined: list[Facts]) -> None:
+    board = Board()
+    tracker = Tracker(board.port)
+    api.join("eval", "redis://here#token", 2, boards=api.Boards(tracker.address, "pi"))
+    own = get_library("tvm").environment()
+    (found,) = joined
+    assert (own.flags["device_key"], found.device, found.processes) == ("pi", own.device, 2)
+    assert found.environments == (queue_name(True, "", own.machine_key).partition(".")[2],)
+    tracker.close()
+    board.kill()
+
+
+def test_a_worker_without_a_board_spends_no_token(tvm_here: None, joined: list[Facts]) -> None:
+    mute = Tracker(None)
+    with pytest.raises(ServiceError, match=r"no board to join with.*No board"):
+        api.join("eval", "redis://here#token", boards=api.Boards(mute.address, "pi"))
+    assert not joined
+    mute.close()
