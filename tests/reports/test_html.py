@@ -187,6 +187,15 @@ def test_gains_and_totals_lead_the_page(build: DatabaseBuilder, tmp_path: Path) 
     )
 
 
+def test_one_layer_is_not_called_layers(build: DatabaseBuilder, tmp_path: Path) -> None:
+    session = build.session()
+    config = build.config(DRIVERS[1])
+    build.winner(session, config, build.solver("TvmUntuned", algorithm="Baseline"), 40.0)
+    build.winner(session, config, build.solver("Tile"), 2.0)
+    _, page = page_of(build, session, tmp_path / "r.html")
+    assert "geometric mean of 1 layer; 20.00× in total" in " ".join(page.text.split())
+
+
 def test_of_many_layers_only_the_longest_have_details(
     build: DatabaseBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

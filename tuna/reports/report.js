@@ -38,7 +38,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (narrow.matches) [table, ...table.querySelectorAll(":scope > *, :scope > * > tr, :scope > * > tr > *")].forEach(tell);
       pages.hidden = rows.length <= limit;
       const layers = rows.length === bodies.length ? `${rows.length}` : `${rows.length} of ${bodies.length}`;
-      shown.textContent = `${layers} layers` + (pages.hidden ? "" : `, the first ${limit} shown`);
+      shown.textContent = `${layers} ${bodies.length === 1 ? "layer" : "layers"}` + (pages.hidden ? "" : `, the first ${limit} shown`);
     };
     more.addEventListener("click", () => ((limit += PAGE), display()));
     all.addEventListener("click", () => ((limit = Infinity), display()));
