@@ -23,13 +23,14 @@ from tuna.artifacts import Artifacts
 from tuna.db import sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
+from tuna.db.models import StepResult as StepResultRow
 from tuna.db.types import utc_now
 from tuna.errors import StoreUnavailable
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.pipeline import publisher, scope
+from tuna.pipeline import publisher, scope, served_time
 from tuna.pipeline.claim import claim
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator
@@ -132,7 +133,14 @@ def test_a_round_that_was_opened_is_published_at_once(
     runner = Runner(redis_client, settings.lease_s, RunContext(artifacts, tuna_home, (0,)))
     work = replace(work, library=library)
     coordinator = Coordinator(engine, redis_client, InProcess(runner, library), settings, [work])  # type: ignore[arg-type]
+    monkeypatch.setattr(served_time, "NOTE_EVERY_S", 0.0)
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": ROUNDS})
+    with reading(engine) as connection:
+        first, last = connection.execute(
+            sa.select(sa.func.min(StepResultRow.started_at), sa.func.max(StepResultRow.ended_at))
+        ).one()
+        served_s = served_time.Served(connection, session_id).seconds(first, last)
+    assert served_s == pytest.approx((last - first).total_seconds()), "all of it is time of the search"
 
 
 def test_a_later_step_is_published_before_earlier_ones(

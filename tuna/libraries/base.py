@@ -90,13 +90,13 @@ class Found:
     rounds: int  #: that are complete
     opened: int  #: with those that are not
     proposed: int  #: candidates of these
-    elapsed_s: float  #: since the first search of its config began
-    round_s: float  #: the longest of them took
+    elapsed_s: float  #: since the first search of its config began, without pauses of the session
+    round_s: float  #: the longest of them took, without these
 
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """Seconds after the first search of a config began."""
+    """Seconds after the first search of a config began, without pauses of the session."""
 
     begin: float  #: when rounds are given up that no worker has begun
     last: float  #: when all are that are not being measured

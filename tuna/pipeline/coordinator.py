@@ -30,7 +30,7 @@ from tuna.db.types import utc_now
 from tuna.membership.announcements import NAMESPACES_KEY, store_name
 from tuna.membership.gate import Gate, settings_of_members
 from tuna.membership.heartbeat import HeartbeatBoard
-from tuna.pipeline import followers, key_rotation, needed_artifacts, reaper, server_errors
+from tuna.pipeline import followers, key_rotation, needed_artifacts, reaper, served_time, server_errors
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect_admin, queue_depth
 from tuna.pipeline.drain import Drain
@@ -128,7 +128,7 @@ class Coordinator:
         self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
         self._publish_bootstrap()
         self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = self._round_due_at = 0.0
-        self._kept_at = self._rounds_at = -math.inf
+        self._kept_at = self._rounds_at = self._noted_at = -math.inf
         self._drainer: futures.Executor | None = None
 
     def run(self, tick: Callable[[], None], finished: Callable[[], bool]) -> None:
@@ -210,6 +210,9 @@ class Coordinator:
     def _open_rounds(self) -> int:
         """Open rounds that are due because of what another coordinator drained, or a worker that was lost; end late searches."""
         started_at = time.monotonic()
+        if started_at >= self._noted_at + served_time.NOTE_EVERY_S:
+            followers.note_served(self._engine, self.aside.others(self._works))
+            self._noted_at = started_at
         if started_at < self._rounds_at:
             return 0
         opened, late = 0, set[str]()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from tuna.db.engine import retrying, writing
-from tuna.pipeline import finals, rounds
+from tuna.pipeline import finals, rounds, served_time
 from tuna.pipeline.serving import SessionWork
 
 
@@ -26,6 +26,16 @@ def open_rounds(engine: sa.Engine, work: SessionWork, configs: Collection[int] |
         with attempt, writing(engine) as connection:
             return rounds.load(connection, work.session_id, work.library, configs)
     raise AssertionError("retrying() ends with a result or an error")
+
+
+def note_served(engine: sa.Engine, works: Collection[SessionWork]) -> None:
+    """These sessions are being served now, which is the time of their searches."""
+    searching = [work.session_id for work in works if work.library.search is not None]
+    if not searching:
+        return
+    for attempt in retrying():
+        with attempt, writing(engine) as connection:
+            served_time.note(connection, searching)
 
 
 def give_up_rounds(engine: sa.Engine, work: SessionWork) -> set[str]:

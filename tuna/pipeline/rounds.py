@@ -25,6 +25,7 @@ from tuna.db.searches import are_rounds
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import Found, Library
+from tuna.pipeline import served_time
 from tuna.pipeline.job_rows import AttemptedRow
 from tuna.pipeline.states import check, is_open
 from tuna.vocabulary import IN_FLIGHT, SEARCH, Resource, State
@@ -114,11 +115,11 @@ def _unwanted(connection: sa.Connection, session_id: int, row: Any, library: Lib
 
 
 def _elapsed_s(connection: sa.Connection, session_id: int, config_id: int) -> float:
-    """Since the first search of the config began; those of other solvers wait for it, and its finals for them."""
+    """Since the first search of the config began, without pauses; those of other solvers wait for it, and its finals for them."""
     firsts = (Job.session_id == session_id, Job.config_id == config_id, are_rounds(Job.steps), Job.round == 0)
     query = sa.select(sa.func.min(StepResult.started_at)).join(Job, Job.id == StepResult.job_id).where(*firsts)
     begun = connection.execute(query).scalar()
-    return (utc_now() - begun).total_seconds() if begun else 0.0
+    return served_time.Served(connection, session_id).seconds(begun) if begun else 0.0
 
 
 def searches(job: AttemptedRow, library: Library) -> bool:
@@ -292,11 +293,12 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         .group_by(Job.round)
     )
     spans = [(start, end) for start, end in connection.execute(took) if start is not None and end is not None]
+    served = served_time.Served(connection, search.rounds[0].session_id)
     return Found(
         times_ms=times,
         rounds=len({one.round for one in search.judged}),
         opened=len({one.round for one in search.rounds}),
         proposed=connection.execute(sa.select(sa.func.count()).where(Trial.job_id.in_(every))).scalar_one(),
         elapsed_s=_elapsed_s(connection, search.rounds[0].session_id, search.rounds[0].config_id),
-        round_s=max(((end - start).total_seconds() for start, end in spans), default=0.0),
+        round_s=max((served.seconds(start, end) for start, end in spans), default=0.0),
     )

@@ -68,6 +68,16 @@ class Session(Base):
     __table_args__ = table(UniqueConstraint("environment_id", "reason"))
 
 
+class ServedTime(Base):
+    """A time in which coordinators served a session; see `pipeline.served_time`."""
+
+    __tablename__ = "served_time"
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
+    began_at: Mapped[datetime] = mapped_column(primary_key=True)
+    ended_at: Mapped[datetime]  #: when it was seen last
+    __table_args__ = table()
+
+
 class Solver(Base):
     """An implementation of a layer in a library; `valid` is false once a version no longer reports it."""
 
