@@ -72,6 +72,14 @@ def test_progress_begins_with_count_rate_and_eta_in_60_columns(monkeypatch: pyte
     assert lines[-1].startswith("20/1000 jobs, 10.00/s, ETA 0:01:38  session 12: "), lines[-1]
 
 
+def test_the_last_line_of_a_log_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressView("session 12") as progress:
+        progress.update(_progress(0))
+        for _ in range(3):
+            progress.update(_progress(1000))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 def test_canceled_jobs_do_not_count_as_done() -> None:
     assert (_progress(5, canceled=400).finished, _progress(5, canceled=400).wanted) == (5, 1000)
     session = _session(1, {"evaluated": 5, "new": 5, "canceled": 90}, 5)

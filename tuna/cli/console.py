@@ -155,7 +155,7 @@ class ProgressView:
         self._title, self._notice = title, notice
         self._console = Console(stderr=True)
         self._live: Live | None = None
-        self._printed_at = 0.0
+        self._printed, self._printed_at = "", 0.0
         self._seen: deque[tuple[float, int]] = deque()
 
     def __enter__(self) -> ProgressView:
@@ -197,8 +197,10 @@ class ProgressView:
             line = f"{done}  {self._title}: {note}"
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now - self._printed_at >= _LINE_EVERY_S or counts.finished == counts.wanted:
-            self._printed_at = now
-            click.echo(f"{self._title}: {done} ({note})", err=True)
+            line = f"{self._title}: {done} ({note})"
+            if line != self._printed or counts.finished < counts.wanted:
+                click.echo(line, err=True)
+            self._printed, self._printed_at = line, now
 
     def _pace(self, now: float, counts: _Counts) -> str:
         """Rate of the last minutes and ETA, once some jobs are done."""
