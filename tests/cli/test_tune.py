@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from builders import DatabaseBuilder
 
 from tuna.cli import model, tune
 from tuna.db.engine import make_engine, writing
+from tuna.db.models import Config, ConfigTag, Job
 
 TypeIn = Callable[..., Any]
 
@@ -117,6 +119,33 @@ def test_a_session_without_results_says_so(loaded: TypeIn) -> None:
     assert (ended.code, ended.out) == (0, "")
     assert "no results" in ended.err
     assert loaded("tuna", "results", "--session-id", 1, "--json").out == "[]\n"
+
+
+def test_layers_that_needed_no_trial_are_named_with_the_known_result(loaded: TypeIn, home: Path) -> None:
+    """It said that there are no results."""
+    engine = make_engine(f"sqlite:///{home}/tuna.sqlite")
+    with writing(engine) as connection:
+        configs = connection.execute(sa.select(Job.config_id).distinct().order_by(Job.config_id)).scalars().all()
+        met = sa.update(Job).where(Job.config_id == configs[0])
+        connection.execute(met.values(state="evaluated", stopped="target met by 1 ms in session 7"))
+        label = connection.execute(sa.select(Config.label).where(Config.id == configs[0])).scalar_one()
+        connection.execute(sa.insert(ConfigTag).values(tag="other", config_id=configs[1]))
+    ended = loaded("tuna", "results", "--session-id", 1)
+    assert (ended.out, ended.err) == (f"{label}: needed no trial, target met by 1 ms in session 7\n", "")
+    assert "no results" in loaded("tuna", "results", "--session-id", 1, "-t", "other").err
+    with writing(engine) as connection:
+        copies = [
+            {"key": f"k{n}", "kind": "gemm", "driver": "gemm", "label": f"layer {n}", "json": "{}"} for n in range(30)
+        ]
+        connection.execute(sa.insert(Config), copies)
+        job = connection.execute(sa.select(Job.__table__).where(Job.stopped.is_not(None)).limit(1)).mappings().one()
+        ids = connection.execute(sa.select(Config.id).where(Config.key.startswith("k"))).scalars().all()
+        connection.execute(
+            sa.insert(Job), [{**job, "id": None, "config_id": n, "stopped": "target met by golden"} for n in ids]
+        )
+    engine.dispose()
+    lines = loaded("tuna", "results", "--session-id", 1).out.splitlines()
+    assert (len(lines), lines[-1]) == (21, "and 11 more layers: `tuna report --session-id 1`")
 
 
 def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(

@@ -9,6 +9,8 @@ from jobs_builder import make_jobs
 from tuna.db.engine import reading, writing
 from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session
 from tuna.pipeline import targets_met
+from tuna.reports.html import render
+from tuna.reports.queries import read_figures
 
 
 @pytest.fixture()
@@ -70,3 +72,21 @@ def test_a_golden_version_ends_them_once_it_is_promoted(engine: sa.Engine, sessi
     with writing(engine) as connection:
         connection.execute(sa.update(Golden).values(state="promoted"))
     assert end(engine, second, 0.7) == ["0.5 ms in golden version 7"]
+
+
+def test_a_report_of_layers_that_needed_no_trial_names_the_known_result(
+    engine: sa.Engine, sessions: tuple[int, int]
+) -> None:
+    """It said that there are no results."""
+    first, second = sessions
+    with reading(engine) as connection:
+        assert "There are no results" in render(read_figures(connection, second))
+    end(engine, second, 1.5)
+    with reading(engine) as connection:
+        figures = read_figures(connection, second)
+    page = " ".join(render(figures).split())
+    assert (figures.without_trial, figures.with_winner) == (1, 0)
+    assert "No trial was needed." in page
+    assert f"no trial: target met by 1 ms in session {first}" in page
+    assert "no winner" not in page
+    assert "There are no results" not in page

@@ -60,7 +60,7 @@ from tuna.api.keys import RotatedKey, SigningKey, list_keys, rotate_key
 from tuna.api.model_building import TOLERANCE, BuiltModel, Checks, build_model
 from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
-from tuna.api.results import coverage, query, winners
+from tuna.api.results import coverage, query, targets_met, winners
 from tuna.api.rpc import count_workers, listening
 from tuna.api.rpc_client import rpc_client
 from tuna.api.rpc_master import LayerCounts, Master, MasterPlan, start_master
@@ -210,6 +210,7 @@ __all__ = [
     "simulate",
     "start_master",
     "status",
+    "targets_met",
     "tune_model",
     "undrained_reports",
     "update_applicability",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
+    from tuna.reports.known_results import TargetMet
     from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
 
 
@@ -38,6 +39,16 @@ def winners(session_id: int, tag: str | None = None) -> ResultRows:
         if row.time_ms is not None and (row.config_key not in first or first[row.config_key].baseline > row.baseline):
             first[row.config_key] = row
     return replace(found, rows=tuple(first.values()))
+
+
+def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...]:
+    """The layers of a session that needed no trial, since a known result was as fast as was asked for."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.known_results import targets_met as read
+
+    with reading(open_database()) as connection:
+        return read(connection, session_id, tag)
 
 
 def coverage(name: str, arch: str, *, device: str | None = None, library: str | None = None) -> Coverage:

@@ -17,10 +17,14 @@ from tuna.cli import options
 from tuna.cli.console import fitting, print_json, print_table, say, terminal_width
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
+from tuna.sentences import counted
 
 if TYPE_CHECKING:
     from tuna.models.coverage import Coverage
     from tuna.reports.result_rows import ResultRow, ResultRows
+
+#: Layers that needed no trial which are named one by one.
+_MOST_KNOWN = 20
 
 _arch = click.option("--arch", help="Architecture, such as gfx90a.")
 _device = click.option("--device", help="Text in the name of the device.")
@@ -82,6 +86,8 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
 def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> None:
     """List the fastest kernel of each layer of a session, with its params, spread, error and environment.
 
+    Layers that needed no trial (--target-ms) are named with the known result.
+
     --json and --csv have all that is known, the command that repeats each measurement too.
     """
     if as_json and as_csv:
@@ -91,10 +97,17 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
         print_json([row.as_json() for row in rows])
     elif as_csv:
         _print_csv(rows)
-    elif rows:
-        _print_rows(rows, with_params=True)
     else:
-        say("There are no results in this session yet.", err=True)
+        if rows:
+            _print_rows(rows, with_params=True)
+        measured = {row.config_key for row in rows}
+        known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
+        for one in known[:_MOST_KNOWN]:
+            say(f"{one.layer}: needed no trial, target met by {one.by}")
+        if len(known) > _MOST_KNOWN:
+            say(f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id {session_id}`")
+        if not rows and not known:
+            say("There are no results in this session yet.", err=True)
 
 
 def _print_csv(rows: ResultRows) -> None:

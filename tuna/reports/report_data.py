@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tuna.db.benchmarks import ModelTime
-from tuna.db.searches import Searches
+from tuna.db.searches import MET, Searches
 
 #: The name of a total that counts each layer of the session once.
 EACH_ONCE = "each layer once"
@@ -232,6 +232,11 @@ class ReportFigures:
         return sum(layer.best is not None for layer in self.layers)
 
     @property
+    def without_trial(self) -> int:
+        """Layers that needed none, since a known result was as fast as was asked for."""
+        return sum(layer.no_winner.startswith(MET) for layer in self.layers)
+
+    @property
     def wall_s(self) -> float | None:
         """From the first start of a step to the last end."""
         first, last = self.header.first, self.header.last
@@ -285,7 +290,7 @@ class ReportFigures:
             shown["untuned_ms"] = layer.untuned.time_ms if layer.untuned else None
         for device, shown in zip(self.devices, fields["devices"], strict=True):
             shown["idle_share"] = device.idle_share
-        derived = ("trials", "failed", "with_winner", "wall_s", "idle_share", "peak_share")
+        derived = ("trials", "failed", "with_winner", "without_trial", "wall_s", "idle_share", "peak_share")
         means = ("mean_gain_untuned", "mean_gain_other", "mean_speed_up")
         return fields | {name: getattr(self, name) for name in (*derived, *means)}
 
