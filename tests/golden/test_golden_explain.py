@@ -55,6 +55,32 @@ def test_the_bases_entry_is_beside_the_one_that_replaced_it(two: Scene) -> None:
     assert "measured 2026-03-04 09:30:09 UTC by eval@host-2 on MI210 #2" in text
 
 
+def test_an_entry_that_a_search_found_says_which_rule_ended_it(two: Scene) -> None:
+    _, gemm, _ = two.entries(2)
+    (asm,) = two.explain(2, A, solver=ASM)
+    assert (asm.search_ended, asm.as_json()["search_ended"]) == ("", "")
+    assert "ended" not in "\n".join(asm.lines())
+    result = sa.select(models.FindDb).where(models.FindDb.session_id == 2, models.FindDb.time_ms == 0.5)
+    with two.engine.begin() as connection:
+        row = connection.execute(result).one()
+        same = {name: getattr(row, name) for name in ("session_id", "config_id", "solver_id")}
+        facts = {"steps": "search,compile,eval", "step": "eval", "state": "evaluated", "reason": "", "options": {}}
+        first = {**same, **facts, "stopped": "all trials are done"}
+        connection.execute(sa.insert(models.Job).values(first))
+        later = connection.execute(sa.insert(models.Job).values(**same, **facts, round=1)).inserted_primary_key
+        assert later is not None
+        connection.execute(sa.update(models.FindDb).where(models.FindDb.id == row.id).values(job_id=later[0]))
+    (asm,) = two.explain(2, A, solver=ASM)
+    assert "  its search ended: all trials are done" in asm.lines()
+    assert asm.as_json()["search_ended"] == "all trials are done"
+    (gemm_,) = two.explain(2, str(gemm.id))
+    assert gemm_.search_ended == ""
+    with two.engine.begin() as connection:
+        connection.execute(sa.update(models.FindDb).where(models.FindDb.id == row.id).values(time_ms=0.4))
+    (asm,) = two.explain(2, A, solver=ASM)
+    assert asm.search_ended == "", "the session has another result now"
+
+
 def test_what_is_new_and_what_was_taken_over_says_so(two: Scene) -> None:
     (new,) = two.explain(2, A, solver=GEMM)
     assert (new.base, new.base_kernels, new.changes) == (None, (), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.configs import read_line
-from tuna.db.models import Config, GoldenEntry, GoldenKernel, Solver
+from tuna.db.batches import parts
+from tuna.db.models import Config, FindDb, GoldenEntry, GoldenKernel, Solver
+from tuna.db.searches import why_ended
 from tuna.errors import BadInput, NotFound
 from tuna.golden import entries
 from tuna.golden.entries import Entry
@@ -28,6 +31,7 @@ class Explanation:
     base_version: int | None
     base: Entry | None
     base_kernels: tuple[str, ...]
+    search_ended: str = ""  #: why the search that found it ended; "": none did, or its session has another result now
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -54,6 +58,7 @@ class Explanation:
         found = [f"#{e.id} in version {e.version}: {e.layer} on {e.arch} x {e.num_cu}, {e.solver}"]
         found += [f"  config key  {e.config_key}", f"  problem key {e.problem_key or '-'}"]
         found += _result_lines("", e, self.kernels)
+        found += [f"  its search ended: {self.search_ended}"] if self.search_ended else []
         found.append(f"  {self.verdict}")
         if self.base is not None and self.changes:
             found += _result_lines("before: ", self.base, self.base_kernels)
@@ -68,6 +73,7 @@ class Explanation:
             "base": before,
             "changes": list(self.changes),
             "verdict": self.verdict,
+            "search_ended": self.search_ended,
         }
 
 
@@ -114,7 +120,7 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
         query = sa.select(entry.id, base.id.label("before")).join(base, sa.and_(base.golden_id == older.id, *same))
         before = {row.id: row.before for row in connection.execute(query.where(entry.id.in_(ids)))}
         found |= entries.read(connection, entries.of_version(older), before.values())
-    kernels = _kernels(connection, list(found))
+    kernels, ended = _kernels(connection, list(found)), _searches_ended(connection, ids)
     return [
         Explanation(
             entry=found[number],
@@ -122,6 +128,7 @@ def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -
             base_version=subject.base_version,
             base=found[before[number]] if number in before else None,
             base_kernels=kernels.get(before[number], ()) if number in before else (),
+            search_ended=ended.get(number, ""),
         )
         for number in ids
     ]
@@ -136,6 +143,18 @@ def _kernels(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, 
     for number, digest in rows:
         found[number] = (*found.get(number, ()), digest)
     return found
+
+
+def _searches_ended(connection: sa.Connection, ids: Sequence[int]) -> dict[int, str]:
+    """Why the searches ended that found these entries, where their sessions still have the same results."""
+    same = (getattr(FindDb, name) == getattr(GoldenEntry, name) for name in ("session_id", "config_id", "solver_id"))
+    unchanged = sa.and_(*same, FindDb.time_ms == GoldenEntry.time_ms, FindDb.params == GoldenEntry.params)
+    query = sa.select(GoldenEntry.id, FindDb.job_id).join(FindDb, unchanged).where(FindDb.job_id.is_not(None))
+    jobs: dict[int, int] = {}
+    for some in parts(ids):
+        jobs |= {row.id: row.job_id for row in connection.execute(query.where(GoldenEntry.id.in_(some)))}
+    ended = why_ended(connection, set(jobs.values()))
+    return {number: ended[job_id] for number, job_id in jobs.items() if job_id in ended}
 
 
 def _result_lines(mark: str, entry: Entry, kernels: tuple[str, ...]) -> list[str]:
