@@ -48,6 +48,25 @@ def test_a_round_waits_for_the_results_of_the_one_before_the_last() -> None:
     assert found.makespan_s == 1 + 10 + 1 + 10, "the third is proposed at 11 and not at 2, though devices are free"
 
 
+def test_the_next_step_waits_for_all_parts_of_one() -> None:
+    steps = [STEPS[0], {**STEPS[1], "seconds": 6.0, "parts": [3, 1]}, {**STEPS[0], "step": "judge"}]
+    for processes, seconds in ((3, 1 + 2 + 1 + 1 + 6 + 1), (2, 1 + 4 + 1 + 1 + 6 + 1)):
+        given = scenario(
+            {"rounds": 2, "steps": steps}, pools=[{"queue": "cpu"}, {"queue": "device", "processes": processes}]
+        )
+        found = simulate(given, POLICIES["fair"])
+        assert found.makespan_s == seconds
+        assert found.lower_bound_s == 12.0
+        assert found.sessions[0].ran_s == {"build": 2.0, "judge": 2.0, "measure": 12.0}
+
+
+def test_what_is_left_of_a_job_that_errored_in_parts_is_dropped() -> None:
+    steps = [STEPS[0], {**STEPS[1], "parts": 3, "fails": 1.0}]
+    found = simulate(scenario({"rounds": 3, "steps": steps}, {"count": 2}), POLICIES["shortest"])
+    assert (found.errored, found.jobs) == (1, 3)
+    assert found.failed_attempts >= 3
+
+
 def test_two_jobs_interleave() -> None:
     assert ended(scenario({}, {})) == [2.0, 3.0]
     assert ended(scenario({}, {}), "sequential") == [2.0, 4.0]
@@ -163,6 +182,7 @@ _stage = st.fixed_dictionaries(
         "seconds": st.floats(0.1, 9.0),
         "cv": st.sampled_from((0.0, 1.0)),
         "fails": st.sampled_from((0.0, 0.3)),
+        "parts": st.sampled_from((1, 2, [1, 3])),
     }
 )
 _job = st.fixed_dictionaries(
@@ -170,7 +190,7 @@ _job = st.fixed_dictionaries(
         "count": st.integers(1, 3),
         "rounds": st.integers(1, 3),
         "look_ahead": st.integers(0, 2),
-        "best_ms": st.sampled_from(([], [3.0, 2.0])),
+        "best_ms": st.sampled_from(([], [3.0, 2.0], [None, 2.0])),
         "steps": st.lists(_stage, min_size=1, max_size=3),
         "priority": st.integers(0, 1),
         "arrives_s": st.sampled_from((0.0, 4.0)),

@@ -41,7 +41,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 
 def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
     """The progress of each search, by the trials of its rounds that are complete."""
-    weights = _weights(connection, work)
+    found = weights(connection, work.session_id) if work.library.search else {}
     good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None))
     query = (
         sa.select(
@@ -64,7 +64,7 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
         rounds[search] += 1
         if known := [ms for ms in (*best[search][-1:], *(part.best_ms for part in parts)) if ms is not None]:
             best[search].append(min(known))
-    return {search: Progress(weights.get(search[0], 0.0), tuple(best[search]), rounds[search]) for search in rounds}
+    return {search: Progress(found.get(search[0], 0.0), tuple(best[search]), rounds[search]) for search in rounds}
 
 
 def open_steps(connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]) -> list[OpenStep]:
@@ -109,9 +109,9 @@ def _open_step(work: SessionWork, step: Step, row: Any, known: Mapping[Search, P
     )
 
 
-def _weights(connection: sa.Connection, work: SessionWork) -> dict[int, float]:
-    """How often models run each config that is searched for."""
-    configs = sa.select(Job.config_id).where(Job.session_id == work.session_id, is_round(work))
+def weights(connection: sa.Connection, session_id: int) -> dict[int, float]:
+    """How often models run each config that the session searches for."""
+    configs = sa.select(Job.config_id).where(Job.session_id == session_id, are_rounds(Job.steps))
     query = (
         sa.select(ModelConfig.config_id, sa.func.sum(ModelConfig.weight))
         .where(ModelConfig.config_id.in_(configs))

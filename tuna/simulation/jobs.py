@@ -15,7 +15,7 @@ _HISTORY = 8
 
 
 class Item:
-    """A stage of a job's round: ready, published or running."""
+    """A stage of a job's round, or a part of it: ready, published or running."""
 
     __slots__ = ("attempts", "chain_s", "crashes", "job", "predicted_s", "ready_s", "round", "stage", "started_s")
 
@@ -35,20 +35,25 @@ class Item:
     @property
     def seconds(self) -> float:
         """How long it takes on a process that shares nothing."""
-        line = self.job.line
-        return line.seconds[(self.job.number * line.jobs.rounds + self.round) * len(line.stages) + self.stage]
+        line, place = self.job.line, (self.job.number, self.round, self.stage)
+        return line.seconds[line.place(*place)] / line.parts(*place)
 
 
 class Job:
     """A job: rounds overlap by its look-ahead, the stages of a round follow each other."""
 
-    __slots__ = ("_ahead_of_turn", "_proposal_chain_s", "_started", "dead", "ended", "line", "number", "prefix_chain_s")
+    __slots__ = (
+        *("_ahead_of_turn", "_ended", "_parts_left", "_proposal_chain_s", "_proposed", "_started"),
+        *("dead", "line", "number", "prefix_chain_s"),
+    )
 
     def __init__(self, line: Line, number: int) -> None:
         self.line, self.number = line, number
         self.dead = False  #: errored: what is left of it is dropped
         self._started = 0  #: rounds whose first stage became ready
-        self.ended = [0] * len(line.stages)  #: by stage, of how many rounds it ended
+        self._proposed = 0  #: rounds whose first stage ended
+        self._ended = [0] * len(line.stages)  #: items by stage
+        self._parts_left: dict[tuple[int, int], tuple[int, float]] = {}  #: of a round's stage, with the longest chain
         self._proposal_chain_s = line.session.arrives_s
         self.prefix_chain_s = [line.session.arrives_s]  #: chain to the end of the first n rounds, by n
         self._ahead_of_turn: dict[int, float] = {}  #: chains of rounds that ended before an earlier one
@@ -66,22 +71,34 @@ class Job:
     def ready(self, now_s: float) -> Iterator[Item]:
         """The first stages that became ready: their results are there, and the round before has been proposed."""
         jobs = self.line.jobs
-        while self._started < jobs.rounds and self._started <= self.ended[0]:
+        while self._started < jobs.rounds and self._started <= self._proposed:
             needed = max(0, self._started - jobs.look_ahead)
             if self.finished < needed:
                 return
             chain_s = max(self._proposal_chain_s, self.prefix_chain_s[needed])
-            yield Item(self, self._started, 0, now_s, chain_s)
             self._started += 1
+            yield from self._items(self._started - 1, 0, now_s, chain_s)
+
+    def _items(self, round_: int, stage: int, now_s: float, chain_s: float) -> Iterator[Item]:
+        for _ in range(self.line.parts(self.number, round_, stage)):
+            yield Item(self, round_, stage, now_s, chain_s)
 
     def end(self, item: Item, now_s: float) -> Iterator[Item]:
-        """A stage ended well; what became ready by that."""
+        """An item ended well; what became ready by that."""
+        self._ended[item.stage] += 1
         chain_s = item.chain_s + item.seconds
-        self.ended[item.stage] += 1
+        parts = self.line.parts(self.number, item.round, item.stage)
+        if parts > 1:
+            left, longest_s = self._parts_left.pop((item.round, item.stage), (parts, 0.0))
+            chain_s = max(chain_s, longest_s)
+            if left > 1:
+                self._parts_left[item.round, item.stage] = left - 1, chain_s
+                return
         if item.stage == 0:
+            self._proposed += 1
             self._proposal_chain_s = chain_s
         if item.stage + 1 < len(self.line.stages):
-            yield Item(self, item.round, item.stage + 1, now_s, chain_s)
+            yield from self._items(item.round, item.stage + 1, now_s, chain_s)
         else:
             self._ahead_of_turn[item.round] = chain_s
             while (chain := self._ahead_of_turn.pop(self.finished, None)) is not None:
@@ -91,8 +108,8 @@ class Job:
     def drop(self) -> None:
         """It errored: nothing of it is left to do."""
         self.dead = True
-        for stage, ended in enumerate(self.ended):
-            self.line.left[stage] -= self.line.jobs.rounds - ended
+        for stage, ended in enumerate(self._ended):
+            self.line.left[stage] -= self.line.items(self.number, stage) - ended
 
 
 class Line:
@@ -103,32 +120,58 @@ class Line:
         self.stages = jobs.steps
         self.kinds = [StageKind(stage.queue, jobs.solver, stage.step) for stage in jobs.steps]
         rounds = jobs.count * jobs.rounds
-        self.left = [rounds] * len(self.stages)  #: executions that have not ended, by stage
+        self._parts = [_parts(stage, rounds) for stage in jobs.steps]
+        self.left = [
+            sum(self.items(number, stage) for number in range(jobs.count)) if parts else rounds
+            for stage, parts in enumerate(self._parts)
+        ]  #: items that have not ended, by stage
         self.open_jobs = jobs.count
         self.in_one_queue = len({stage.queue for stage in jobs.steps}) == 1
         # Drawn before anything runs, so that each policy meets the same durations.
         columns = [_draw(stage, rounds, seeded(seed, stage.step)) for stage in jobs.steps]
         self.seconds: array[float] = array("d", (seconds for row in zip(*columns, strict=True) for seconds in row))
 
+    def place(self, number: int, round_: int, stage: int) -> int:
+        """Where in `seconds` a job's stage is."""
+        return (number * self.jobs.rounds + round_) * len(self.stages) + stage
+
+    def parts(self, number: int, round_: int, stage: int) -> int:
+        """How many items a job's stage is."""
+        parts = self._parts[stage]
+        return parts[(number * self.jobs.rounds + round_) % len(parts)] if parts else 1
+
+    def items(self, number: int, stage: int) -> int:
+        """How many items the stage is in all rounds of a job."""
+        rounds = range(self.jobs.rounds)
+        return sum(self.parts(number, round_, stage) for round_ in rounds) if self._parts[stage] else len(rounds)
+
     def start(self) -> Iterator[Job]:
         """Its jobs, when the session arrives."""
         return (Job(self, number) for number in range(self.jobs.count))
 
-    def best_ms(self, rounds: int) -> float:
-        """The best time of a job after so many rounds, at least one."""
+    def best_ms(self, rounds: int) -> float | None:
+        """The best time of a job after so many rounds; None: it has none, or it is not known."""
+        if not rounds or not self.jobs.best_ms:
+            return None
         return self.jobs.best_ms[min(rounds, len(self.jobs.best_ms)) - 1]
 
     def progress(self, rounds: int) -> Progress | None:
         """What a policy may know of a job after so many rounds."""
         if not self.jobs.best_ms:
             return None
-        latest = tuple(self.best_ms(number) for number in range(max(1, rounds - _HISTORY + 1), rounds + 1))
-        return Progress(self.jobs.weight, latest, rounds)
+        latest = map(self.best_ms, range(max(1, rounds - _HISTORY + 1), rounds + 1))
+        return Progress(self.jobs.weight, tuple(best_ms for best_ms in latest if best_ms is not None), rounds)
 
 
 def seeded(*words: object) -> random.Random:
     """Random numbers that depend on the words alone."""
     return random.Random(" ".join(map(str, words)))  # noqa: S311 - a simulation, no secret
+
+
+def _parts(stage: Stage, count: int) -> tuple[int, ...]:
+    """Of each execution of a stage, or of as many as repeat; empty: it is never divided."""
+    given = stage.parts if isinstance(stage.parts, tuple) else (stage.parts,)
+    return given[:count] if any(number > 1 for number in given) else ()
 
 
 def _draw(stage: Stage, count: int, generator: random.Random) -> Iterator[float]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import sqlalchemy as sa
 
 from tuna.db import sessions
-from tuna.db.models import Job, Solver, StepResult
+from tuna.db.models import Job, Solver, StepResult, Trial
+from tuna.db.searches import are_rounds
 from tuna.errors import BadInput
 from tuna.libraries.base import Environment
 from tuna.libraries.registry import find_library
+from tuna.pipeline.open_searches import weights
+from tuna.pipeline.rounds import LOOK_AHEAD
 from tuna.queues import queue_name
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession, Stage
-from tuna.vocabulary import Resource
+from tuna.vocabulary import SEARCH, Resource
+
+#: A search: config, solver, steps. Of a round by step: the seconds of all its parts, and how many these are.
+_Search = tuple[int, str, str]
+_Round = dict[str, tuple[float, int]]
 
 
 @dataclass
@@ -30,6 +37,13 @@ class _Recording:
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
     workers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  #: by step
     devices: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    rounds: dict[int, tuple[_Search, int]] = field(
+        default_factory=dict
+    )  #: by job, of those that are one, or a part of one
+    best_ms: dict[_Search, dict[int, float]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )  #: of a round's own trials
+    weights: Mapping[int, float] = field(default_factory=dict)  #: by config, of those that models have
 
     def queue(self, step: str) -> str:
         """The queue of a step: by the library, or if it is not installed, by whether its results name a device."""
@@ -39,28 +53,71 @@ class _Recording:
         return queue_name(on_device, self.environment.toolchain, self.environment.machine_key)
 
     def lines(self) -> list[Jobs]:
-        """Its jobs by solver and steps, each with its own durations."""
+        """Its jobs by solver and steps, each with its own durations, and its searches one by one."""
         alike: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
+        searches: dict[_Search, dict[int, _Round]] = defaultdict(lambda: defaultdict(dict))
         for job_id, solver in self.solvers.items():
-            if steps := tuple(self.seconds[job_id]):
+            if job_id in self.rounds:
+                search, number = self.rounds[job_id]
+                round_ = searches[search][number]
+                for step, seconds in self.seconds[job_id].items():
+                    before_s, parts = round_.get(step, (0.0, 0))
+                    round_[step] = before_s + seconds, parts + 1
+            elif steps := tuple(self.seconds[job_id]):
                 alike[solver, steps].append(job_id)
-        queues = {step: self.queue(step) for _, steps in alike for step in steps}
-        return [
+        lines = [
             Jobs(
                 solver=solver,
                 count=len(job_ids),
                 steps=tuple(
-                    Stage(
-                        step=step,
-                        queue=queues[step],
-                        seconds=tuple(self.seconds[job_id][step] for job_id in job_ids),
-                        fails=self.failed[solver, step] / (self.failed[solver, step] + self.good[solver, step]),
-                    )
-                    for step in steps
+                    self._stage(solver, step, tuple(self.seconds[job_id][step] for job_id in job_ids)) for step in steps
                 ),
             )
             for (solver, steps), job_ids in sorted(alike.items())
         ]
+        return lines + [line for search, found in searches.items() if (line := self._search(search, found))]
+
+    def _search(self, search: _Search, found: Mapping[int, _Round]) -> Jobs | None:
+        """A search, without what was not completed at its end; None if nothing is known of its first round."""
+        config_id, solver, text = search
+        steps = [step for step in text.split(",") if any(step in one for one in found.values())]
+        whole = [number for number, one in found.items() if len(one) == len(steps)]
+        count = max(whole, default=0) + 1
+        if not whole:
+            steps = [step for step in steps if step in found.get(0, {})]
+        if not steps:
+            return None
+        rounds = [found.get(number, {}) for number in range(count)]
+        best_ms = [
+            min((ms for number, ms in self.best_ms[search].items() if number <= last), default=None)
+            for last in range(count)
+        ]
+        return Jobs(
+            solver=solver,
+            rounds=count,
+            look_ahead=LOOK_AHEAD,
+            steps=tuple(
+                self._stage(
+                    solver,
+                    step,
+                    tuple(one.get(step, (0.0, 1))[0] for one in rounds),
+                    tuple(one.get(step, (0.0, 1))[1] for one in rounds),
+                )
+                for step in steps
+            ),
+            weight=self.weights.get(config_id, 0.0) if self.weights else 1.0,
+            best_ms=tuple(best_ms) if any(best_ms) else (),
+        )
+
+    def _stage(self, solver: str, step: str, seconds: tuple[float, ...], parts: tuple[int, ...] = (1,)) -> Stage:
+        failed, good = self.failed[solver, step], self.good[solver, step]
+        return Stage(
+            step=step,
+            queue=self.queue(step),
+            seconds=seconds,
+            fails=failed / (failed + good),
+            parts=1 if set(parts) == {1} else parts,
+        )
 
 
 def recorded(
@@ -70,7 +127,8 @@ def recorded(
     workers: int | None = None,
     devices: int | None = None,
 ) -> Scenario:
-    """The sessions side by side, from the same moment on, each job with the durations of its last good attempts.
+    """The sessions side by side, from the same moment on, each job, and each round of a search, with the durations of its last
+    good attempts.
 
     `workers`: processes for each queue of CPU steps; `devices`: for each environment; those that took part, if not given.
     Attempts fail with the same frequency as they did, by solver and step. Raises NotFound for an unknown session, BadInput for
@@ -107,8 +165,9 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
         StepResult.device,
         StepResult.busy_s,
     )
+    search = (Job.config_id, Solver.name.label("solver"), Job.steps)
     query = (
-        sa.select(*columns, StepResult.started_at, StepResult.ended_at, Solver.name.label("solver"))
+        sa.select(*columns, StepResult.started_at, StepResult.ended_at, *search, Job.round)
         .join(Job, Job.id == StepResult.job_id)
         .join(Solver, Solver.id == Job.solver_id)
         .where(Job.session_id == session_id)
@@ -116,12 +175,25 @@ def _read(connection: sa.Connection, session_id: int, environment: Environment) 
     )
     for row in connection.execute(query):
         recording.solvers[row.job_id] = row.solver
+        if row.steps.startswith(f"{SEARCH},"):
+            recording.rounds[row.job_id] = (row.config_id, row.solver, row.steps), row.round
         recording.workers[row.step].add(row.worker)
         if row.device:
             recording.devices[row.step].add(row.device)
         (recording.good if row.ok else recording.failed)[row.solver, row.step] += 1
         if row.ok:
             recording.seconds[row.job_id][row.step] = _seconds(row.started_at, row.ended_at, row.busy_s)
+    if recording.rounds:
+        recording.weights = weights(connection, session_id)
+        trials = (
+            sa.select(*search, Job.round, sa.func.min(Trial.time_ms).label("best_ms"))
+            .join(Trial, Trial.job_id == Job.id)
+            .join(Solver, Solver.id == Job.solver_id)
+            .where(Job.session_id == session_id, are_rounds(Job.steps), Trial.cause.is_(None), Trial.time_ms > 0)
+            .group_by(*search, Job.round)
+        )
+        for one in connection.execute(trials):
+            recording.best_ms[one.config_id, one.solver, one.steps][one.round] = one.best_ms
     return recording
 
 

@@ -21,7 +21,7 @@ else:
 _MAX_FILE_BYTES = 256 << 20
 #: Jobs, rounds, sessions or processes of one entry.
 MAX_COUNT = 10_000_000
-#: Jobs times rounds times steps, of all sessions: their durations must fit into memory.
+#: Jobs times rounds times the parts of steps, of all sessions: their durations must fit into memory.
 _MAX_STAGES = 50_000_000
 _HINT = "docs/scheduling.md shows a scenario with all that it may have"
 
@@ -29,6 +29,7 @@ _Seconds = Annotated[float, Field(ge=0, lt=1e12, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+_Parts = Annotated[int, Field(ge=1, le=1000)]
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -46,6 +47,9 @@ class Stage(_Part):
     )  #: mean, or one for each job and round in order
     cv: Annotated[float, Field(ge=0, le=10)] = 0.0  #: coefficient of variation; the durations are lognormal
     fails: _Share = 0.0  #: probability that an attempt fails, after its whole duration
+    parts: _Parts | Annotated[tuple[_Parts, ...], Field(min_length=1)] = (
+        1  #: equal ones, each for any process, which the next step waits for; or one for each job and round in order
+    )
 
 
 class Jobs(_Part):
@@ -60,8 +64,8 @@ class Jobs(_Part):
     steps: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  #: how often the model runs each of them
     best_ms: tuple[
-        _Positive, ...
-    ] = ()  #: best time after each round, the last one after all that follow; empty: not known
+        _Positive | None, ...
+    ] = ()  #: best time after each round, None before the first one, the last after all that follow; empty: not known
 
 
 class SimulatedSession(_Part):
@@ -108,7 +112,8 @@ class Scenario(_Part):
         stages = 0
         for session in self.sessions:
             for jobs in session.jobs:
-                stages += session.copies * jobs.count * jobs.rounds * len(jobs.steps)
+                parts = (one.parts if isinstance(one.parts, tuple) else (one.parts,) for one in jobs.steps)
+                stages += session.copies * jobs.count * jobs.rounds * sum(map(max, parts))
                 missing = [stage.queue for stage in jobs.steps if stage.queue not in served]
                 if missing:
                     raise ValueError(f"no pool that stays serves the queue {missing[0]!r}")

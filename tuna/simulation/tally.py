@@ -19,15 +19,16 @@ class SessionTally:
         self.ended_s = given.arrives_s
         self.waited_s = 0.0
         self.ran_s: defaultdict[str, float] = defaultdict(float)
-        self.unmeasured = sum(line.jobs.count for line in self.lines if line.jobs.best_ms)
+        self.unmeasured = sum(line.jobs.count for line in self.lines if any(line.jobs.best_ms))
         self.model_ms = 0.0
         self.model_steps: list[tuple[float, float]] = []
 
     def measured(self, line: Line, before: int, after: int, now_s: float) -> None:
         """A job of the line has so many finished rounds now."""
-        if line.jobs.best_ms:
-            self.unmeasured -= not before
-            self.model_ms += line.jobs.weight * (line.best_ms(after) - (line.best_ms(before) if before else 0.0))
+        now_ms, before_ms = line.best_ms(after), line.best_ms(before)
+        if now_ms is not None:
+            self.unmeasured -= before_ms is None
+            self.model_ms += line.jobs.weight * (now_ms - (before_ms or 0.0))
             if not self.unmeasured:
                 self.model_steps.append((now_s, self.model_ms))
 
