@@ -3,6 +3,7 @@ of a coordinator's CPU time. For numbers and text: JSON has neither dates nor by
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -32,11 +33,16 @@ def insert(connection: sa.Connection, model: type[Any], rows: Sequence[Mapping[s
     if not rows:
         return
     table = sa.inspect(model).local_table
-    columns = [table.c[name] for name in rows[0]]
-    found = _each(columns) if connection.dialect.name == "sqlite" else _table(columns)
     text = json.dumps([[*row.values()] for row in rows], default=_date, ensure_ascii=False, allow_nan=False)
-    statement = sa.insert(table).from_select(columns, found, include_defaults=False)
-    connection.execute(statement, {"packed_rows": text})
+    connection.execute(_insert(table, tuple(rows[0]), connection.dialect.name), {"packed_rows": text})
+
+
+@functools.lru_cache(maxsize=256)  # to build it costs more than to run it
+def _insert(table: sa.FromClause, names: tuple[str, ...], dialect: str) -> sa.Insert:
+    assert isinstance(table, sa.Table)
+    columns = [table.c[name] for name in names]
+    found = _each(columns) if dialect == "sqlite" else _table(columns)
+    return sa.insert(table).from_select(columns, found, include_defaults=False)
 
 
 _ROWS: sa.BindParameter[str] = sa.bindparam("packed_rows", type_=sa.Text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,19 +27,23 @@ def upsert(
         return
     target = sa.inspect(table).local_table if isinstance(table, type) else table
     assert isinstance(target, sa.Table)
-    if connection.dialect.name == "sqlite":
+    statement = _statement(target, connection.dialect.name, tuple(key), tuple(update), tuple(keep_if_null))
+    connection.execute(statement, list(rows))
+
+
+@functools.lru_cache(maxsize=256)  # to build it costs more than to run it
+def _statement(
+    target: sa.Table, dialect: str, key: Sequence[str], update: Sequence[str], keep_if_null: Sequence[str]
+) -> sa.Insert:
+    if dialect == "sqlite":
         insert = sqlite.insert(target)
         values: dict[str, Any] = {name: insert.excluded[name] for name in update}
         values |= {name: sa.func.coalesce(insert.excluded[name], target.c[name]) for name in keep_if_null}
-        statement: Any = (
-            insert.on_conflict_do_update(index_elements=list(key), set_=values)
-            if values
-            else insert.on_conflict_do_nothing(index_elements=list(key))
-        )
-    else:
-        other = mysql.insert(target)
-        values = {name: other.inserted[name] for name in update}
-        values |= {name: sa.func.coalesce(other.inserted[name], target.c[name]) for name in keep_if_null}
-        # Assigning the key to itself is a no-op which, unlike INSERT IGNORE, hides no other error.
-        statement = other.on_duplicate_key_update(values or {key[0]: target.c[key[0]]})
-    connection.execute(statement, list(rows))
+        if values:
+            return insert.on_conflict_do_update(index_elements=list(key), set_=values)
+        return insert.on_conflict_do_nothing(index_elements=list(key))
+    other = mysql.insert(target)
+    values = {name: other.inserted[name] for name in update}
+    values |= {name: sa.func.coalesce(other.inserted[name], target.c[name]) for name in keep_if_null}
+    # Assigning the key to itself is a no-op which, unlike INSERT IGNORE, hides no other error.
+    return other.on_duplicate_key_update(values or {key[0]: target.c[key[0]]})

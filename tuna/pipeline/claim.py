@@ -57,8 +57,15 @@ class _Waiting(NamedTuple):
     avoid: str | None
 
 
-_ANY = sa.true()
-_COLUMNS = packed(getattr(Job, name) for name in _Waiting._fields)
+#: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
+_WAITING = (
+    sa.select(packed(getattr(Job, name) for name in _Waiting._fields))
+    .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"))
+    .where(Job.state == sa.bindparam("in_state"), sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")))
+    .order_by(Job.id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(skip_locked=True)
+)
 
 
 def claim(
@@ -68,7 +75,7 @@ def claim(
     limit: int,
     size: int = 0,
     most: int | None = None,
-    only: sa.ColumnElement[bool] = _ANY,
+    only: sa.ColumnElement[bool] | None = None,
 ) -> list[ClaimedChunk]:
     """Lease up to `limit` jobs that wait for `step`, and are among `only`, in up to `most` chunks of `size` (0: the step's own).
     The caller commits, then publishes."""
@@ -109,21 +116,15 @@ def _groups(items: Iterable[tuple[int, WorkItem]], size: int) -> Iterator[list[W
 
 
 def _waiting(
-    connection: sa.Connection, session_id: int, step: Step, limit: int, only: sa.ColumnElement[bool]
+    connection: sa.Connection, session_id: int, step: Step, limit: int, only: sa.ColumnElement[bool] | None
 ) -> list[_Waiting]:
     """Jobs that wait for `step` and are due, oldest first, locked."""
     rows: list[_Waiting] = []
-    ready = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
+    query = _WAITING if only is None else _WAITING.where(only)
+    values = {"of_session": session_id, "for_step": step.name, "now": utc_now()}
     for state in CLAIMABLE[step.resource]:
         if len(rows) >= limit:
             break
-        # Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
-        query = (
-            sa.select(_COLUMNS)
-            .where(Job.session_id == session_id, Job.step == step.name, Job.state == state.value, ready, only)
-            .order_by(Job.id)
-            .limit(limit - len(rows))
-            .with_for_update(skip_locked=True)
-        )
-        rows += [_Waiting(json_object(options), *values) for options, *values in unpacked(connection, query)]
+        found = unpacked(connection, query, {**values, "in_state": state.value, "most": limit - len(rows)})
+        rows += [_Waiting(json_object(options), *rest) for options, *rest in found]
     return rows

@@ -68,6 +68,11 @@ class _Job(NamedTuple):
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 #: Built once: building a statement costs more than running it. By primary key.
 _JOBS = sa.select(packed(getattr(Job, name) for name in _Job._fields)).where(Job.id.in_(_IDS)).with_for_update()
+_START = (
+    sa.update(Job)
+    .where(Job.chunk.in_(sa.bindparam("chunks", expanding=True)), Job.state == sa.bindparam("from"))
+    .values(state=sa.bindparam("to"))
+)
 
 
 class EndedStage(NamedTuple):
@@ -240,11 +245,8 @@ class Drain:
 
     def _mark_started(self, connection: sa.Connection, chunks: Sequence[str]) -> None:
         for state in (State.COMPILE_QUEUED, State.EVAL_QUEUED):
-            connection.execute(
-                sa.update(Job)
-                .where(Job.chunk.in_(chunks), Job.state == state.value)
-                .values(state=check(state, running(state)).value)
-            )
+            to = check(state, running(state)).value
+            connection.execute(_START, {"chunks": chunks, "from": state.value, "to": to})
 
     def _write_results(
         self,

@@ -19,6 +19,15 @@ from tuna.pipeline.states import CLAIMABLE, is_open
 
 #: Rounds of each step that a policy chooses from: the oldest.
 _LIMIT = 1000
+#: Built once: building a statement costs more than running it. Index ix_job_claim (session_id, step, state, id).
+_WAITING = (
+    sa.select(Job.id, Job.config_id, Job.solver_id, Job.steps, Job.round, Job.updated_at)
+    .where(Job.session_id == sa.bindparam("of_session"), Job.step == sa.bindparam("for_step"), are_rounds(Job.steps))
+    .where(Job.state.in_(sa.bindparam("states", expanding=True)))
+    .where(sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now")))
+    .order_by(Job.id)
+    .limit(_LIMIT)
+)
 #: A search: config, solver, steps.
 Search = tuple[int, int, str]
 
@@ -68,7 +77,7 @@ def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progr
 
 
 def open_steps(connection: sa.Connection, work: SessionWork, known: Mapping[Search, Progress]) -> list[OpenStep]:
-    """The rounds that wait for a worker, the oldest ones of each step."""
+    """The rounds that wait for a worker, the oldest ones of each step, of a library that searches."""
     return [one for step in work.steps for one in _of_step(connection, work, step, known)]
 
 
@@ -76,16 +85,8 @@ def _of_step(
     connection: sa.Connection, work: SessionWork, step: Step, known: Mapping[Search, Progress]
 ) -> list[OpenStep]:
     states = [state.value for state in CLAIMABLE[step.resource]]
-    due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= utc_now())
-    columns = (Job.id, Job.config_id, Job.solver_id, Job.steps, Job.round, Job.updated_at)
-    query = (
-        sa.select(*columns)
-        # Index ix_job_claim (session_id, step, state, id).
-        .where(Job.session_id == work.session_id, Job.step == step.name, Job.state.in_(states), due, is_round(work))
-        .order_by(Job.id)
-        .limit(_LIMIT)
-    )
-    return [_open_step(work, step, row, known) for row in connection.execute(query)]
+    values = {"of_session": work.session_id, "for_step": step.name, "states": states, "now": utc_now()}
+    return [_open_step(work, step, row, known) for row in connection.execute(_WAITING, values)]
 
 
 def _open_step(work: SessionWork, step: Step, row: Any, known: Mapping[Search, Progress]) -> OpenStep:

@@ -127,7 +127,7 @@ def searches(job: AttemptedRow, library: Library) -> bool:
     return library.search is not None and step_names(job.steps)[0] == SEARCH
 
 
-def unended(session_id: int) -> Sequence[sa.ColumnElement[bool]]:
+def unended(session_id: int | sa.BindParameter[int]) -> Sequence[sa.ColumnElement[bool]]:
     """What holds for the first rounds of searches that go on."""
     first = (Job.round == 0, Job.part == 0, Job.stopped.is_(None))
     return Job.session_id == session_id, are_rounds(Job.steps), *first
@@ -256,22 +256,29 @@ def _is_complete(one: _Round, library: Library) -> bool:
     return not is_open(one.state, library.step(one.step).resource)
 
 
-def _searches(connection: sa.Connection, session_id: int, configs: Sequence[int] | None) -> list[_Search]:
-    """The searches that go on."""
-    first, every = unended(session_id), sa.orm.aliased(Job)
+def _rounds_of_unended() -> sa.Select[Any]:
+    """All rounds of the searches that go on."""
+    every = sa.orm.aliased(Job)
     columns = (getattr(every, name) for name in _Round._fields if name != "options")
-    same = (every.config_id == Job.config_id, every.solver_id == Job.solver_id, every.steps == Job.steps)
-    query = (
+    return (
         sa.select(*columns, sa.type_coerce(every.options, sa.Text))
-        .join(every, sa.and_(every.session_id == Job.session_id, *same))
+        .join(every, sa.and_(*(getattr(every, name) == getattr(Job, name) for name in _SEARCH_KEY)))
         .select_from(Job)
-        .where(*first)
+        .where(*unended(sa.bindparam("of_session")))
         .order_by(every.config_id, every.solver_id, every.steps, every.round, every.part)
     )
-    if configs is not None:
-        query = query.where(Job.config_id.in_(configs))
+
+
+#: Built once: building a statement costs more than running it.
+_ALL = _rounds_of_unended()
+_OF_CONFIGS = _ALL.where(Job.config_id.in_(sa.bindparam("configs", expanding=True)))
+
+
+def _searches(connection: sa.Connection, session_id: int, configs: Sequence[int] | None) -> list[_Search]:
+    """The searches that go on."""
+    query, some = (_ALL, {}) if configs is None else (_OF_CONFIGS, {"configs": configs})
     groups: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
-    for row in map(_Round._make, connection.execute(query)):
+    for row in map(_Round._make, connection.execute(query, {"of_session": session_id, **some})):
         groups[row.config_id, row.solver_id, row.steps].append(row)
     return [_Search(rounds) for rounds in groups.values()]
 

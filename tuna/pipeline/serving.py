@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,8 +50,11 @@ class SessionWork:
 
     def queue(self, step: Step) -> str:
         """The queue of the step."""
-        environment = self.environment
-        return queue_name(step.resource is Resource.DEVICE, environment.toolchain, environment.machine_key)
+        return queue_name(step.resource is Resource.DEVICE, self.environment.toolchain, self._machine_key)
+
+    @functools.cached_property
+    def _machine_key(self) -> str:
+        return self.environment.machine_key
 
     def open_steps(self) -> list[OpenStep]:
         """The steps, as a policy sees them, the last one first."""

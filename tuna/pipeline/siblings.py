@@ -101,21 +101,28 @@ def choose(connection: sa.Connection, scope: Scope, rows: Iterable[ClaimRow]) ->
             _store(connection, row.id, _chosen(connection, scope.session_id, row))
 
 
-def of(connection: sa.Connection, rows: Iterable[ClaimRow]) -> dict[int, tuple[Sibling, ...]]:
-    """By job: the siblings of the search that it is a round of, the nearest first."""
+def _of_rounds() -> sa.Select[int, str, str, bool, str]:
     mine, first = sa.orm.aliased(Job), sa.orm.aliased(Job)
     same = [getattr(mine, name) == getattr(first, name) for name in ("session_id", "config_id", "solver_id", "steps")]
     columns = (SearchSibling.digest, SearchSibling.origin, SearchSibling.noisy, SearchSibling.label)
+    return (
+        sa.select(mine.id, *columns)
+        .join(first, sa.and_(*same, first.round == 0, first.part == 0))
+        .join(SearchSibling, SearchSibling.job_id == first.id)
+        .where(mine.id.in_(sa.bindparam("ids", expanding=True)))
+        .order_by(mine.id, SearchSibling.number)
+    )
+
+
+#: Built once: building a statement costs more than running it.
+_OF_ROUNDS = _of_rounds()
+
+
+def of(connection: sa.Connection, rows: Iterable[ClaimRow]) -> dict[int, tuple[Sibling, ...]]:
+    """By job: the siblings of the search that it is a round of, the nearest first."""
     found: dict[int, list[Sibling]] = defaultdict(list)
     for part in parts(sorted(row.id for row in rows)):
-        query = (
-            sa.select(mine.id, *columns)
-            .join(first, sa.and_(*same, first.round == 0, first.part == 0))
-            .join(SearchSibling, SearchSibling.job_id == first.id)
-            .where(mine.id.in_(part))
-            .order_by(mine.id, SearchSibling.number)
-        )
-        for row in connection.execute(query):
+        for row in connection.execute(_OF_ROUNDS, {"ids": part}):
             comparable = row.origin == Origin.SESSION.value and not row.noisy
             found[row.id].append(Sibling(artifact=row.digest, same=comparable, label=row.label))
     return {job_id: tuple(siblings) for job_id, siblings in found.items()}

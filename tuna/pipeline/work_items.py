@@ -22,13 +22,36 @@ from tuna.pipeline.scope import Scope
 from tuna.vocabulary import Resource
 
 
+def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
+    return column.in_(sa.bindparam("some", expanding=True))
+
+
+#: Built once: building a statement costs more than running it.
+_SOLVERS = sa.select(Solver.id, Solver.name).where(_among(Solver.id))
+_CONFIGS = sa.select(Config.id, Config.key, Config.json, Config.body).where(_among(Config.id))
+_BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
+    FindDb.session_id == sa.bindparam("of_session"), _among(FindDb.config_id), FindDb.job_id.is_not(None)
+)
+
+
+def _trials(needed: sa.orm.InstrumentedAttribute[str | None]) -> sa.Select[int, int, str | None]:
+    """Trials that have what is `needed`. Unique key (job_id, number): one range per job."""
+    good = sa.and_(Trial.cause.is_(None), Trial.step.not_in(sa.bindparam("done", expanding=True)))
+    failed = sa.and_(Trial.cause.is_not(None), Trial.step == sa.bindparam("at"))
+    wanted = (_among(Trial.job_id), needed.is_not(None), sa.or_(good, failed))
+    return sa.select(Trial.job_id, Trial.number, needed).where(*wanted).order_by(Trial.job_id, Trial.number)
+
+
+_TO_BUILD, _TO_MEASURE = _trials(Trial.params), _trials(Trial.artifact)
+
+
 def work_items(
     connection: sa.Connection, scope: Scope, step: str, rows: Sequence[ClaimRow], *, bare: bool = False
 ) -> list[WorkItem]:
     """The items of the next attempts at `step` of jobs; `bare`: without what earlier steps and jobs found."""
     configs = _configs(connection, {row.config_id for row in rows})
-    named = sa.select(Solver.id, Solver.name).where(Solver.id.in_({row.solver_id for row in rows}))
-    solvers: dict[int, str] = {row.id: row.name for row in connection.execute(named)}
+    named = connection.execute(_SOLVERS, {"some": sorted({row.solver_id for row in rows})})
+    solvers: dict[int, str] = {row.id: row.name for row in named}
     later = [row.id for row in rows if step_names(row.steps)[0] != step and not bare]
     builds = scope.library.step(step).resource is Resource.CPU
     measures = [one.name for one in scope.library.every_step if one.resource is Resource.DEVICE]
@@ -82,8 +105,7 @@ class _StoredConfig(NamedTuple):
 def _configs(connection: sa.Connection, ids: Iterable[int]) -> dict[int, _StoredConfig]:
     found: dict[int, _StoredConfig] = {}
     for part in parts(sorted(ids)):
-        query = sa.select(Config.id, Config.key, Config.json, Config.body).where(Config.id.in_(part))
-        for config_id, key, text, body in connection.execute(query):
+        for config_id, key, text, body in connection.execute(_CONFIGS, {"some": part}):
             found[config_id] = _StoredConfig(key, json_object(text), body)
     return found
 
@@ -103,20 +125,10 @@ def _candidates(
     A candidate that failed at `step` is among them: an attempt that repeats the step tries it again. What was built and
     is lost is built again.
     """
-    needed = Trial.params if builds else Trial.artifact
-    done = measures if builds else [step]
-    wanted = sa.or_(
-        sa.and_(Trial.cause.is_(None), Trial.step.not_in(done)),
-        sa.and_(Trial.cause.is_not(None), Trial.step == step),
-    )
+    query, done = (_TO_BUILD, measures) if builds else (_TO_MEASURE, [step])
     found: dict[int, list[Candidate]] = defaultdict(list)
     for part in parts(job_ids):
-        # Unique key (job_id, number): one range per job.
-        for row in connection.execute(
-            sa.select(Trial.job_id, Trial.number, needed)
-            .where(Trial.job_id.in_(part), needed.is_not(None), wanted)
-            .order_by(Trial.job_id, Trial.number)
-        ):
+        for row in connection.execute(query, {"some": part, "done": done, "at": step}):
             candidate = Candidate(index=row[1], params=row[2]) if builds else Candidate(index=row[1], artifact=row[2])
             found[row.job_id].append(candidate)
     return found
@@ -150,10 +162,8 @@ def _best_times(
     """The best time (ms) that the session measured, by config and solver."""
     found: dict[tuple[int, int], float | None] = {}
     for part in parts(sorted({row.config_id for row in rows})):
-        statement = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
-            FindDb.session_id == session_id, FindDb.config_id.in_(part), FindDb.job_id.is_not(None)
-        )
-        found |= {(row.config_id, row.solver_id): row.time_ms for row in connection.execute(statement)}
+        some = connection.execute(_BEST, {"of_session": session_id, "some": part})
+        found |= {(row.config_id, row.solver_id): row.time_ms for row in some}
     return found
 
 
