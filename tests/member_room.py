@@ -62,7 +62,7 @@ class Room:
         members = coordinator._members
         members._looked_at = members._checked_at = coordinator._reaped_at = float("-inf")
         members._roster.expire()
-        coordinator.publisher._backoff_until.clear()
+        coordinator.publisher._empty.clear()
         coordinator.publish()
         members.tick()
         coordinator.drain.once()

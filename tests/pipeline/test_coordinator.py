@@ -30,7 +30,7 @@ from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.pipeline import publisher, scope, served_time
+from tuna.pipeline import empty_steps, publisher, scope, served_time
 from tuna.pipeline.claim import claim
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator
@@ -111,7 +111,7 @@ def test_what_a_result_leads_to_is_published_at_once(
     engine: sa.Engine, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step was looked at in vain just before, and would not be looked at for an hour."""
-    monkeypatch.setattr(publisher, "_EMPTY_BACKOFF_S", 3600.0)
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 3600.0)
     coordinator.run(_within(_PATIENCE_S), lambda: states(engine) == {"evaluated": 400})
     assert len(accepted(engine)) == 800
 
@@ -121,7 +121,7 @@ def test_a_round_that_was_opened_is_published_at_once(
 ) -> None:
     library = SearchLibrary()
     monkeypatch.setattr(scope, "find_library", lambda name: library)
-    monkeypatch.setattr(publisher, "_EMPTY_BACKOFF_S", 3600.0)
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 3600.0)
     session_id = make_jobs(engine, 1, solvers=["Noop0"])
     with writing(engine) as connection:
         connection.execute(sa.update(Job).values(steps="search,build,measure", step="search"))

@@ -8,6 +8,7 @@ lost, or after it was canceled and retried, but not after it was errored and ret
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 
 import hypothesis
@@ -265,8 +266,9 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Scene:
     monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: LIBRARY)
-    for name in ("coordinator._REAP_EVERY_S", "coordinator._SWEEP_EVERY_S", "publisher._EMPTY_BACKOFF_S"):
+    for name in ("coordinator._REAP_EVERY_S", "coordinator._SWEEP_EVERY_S", "empty_steps._LOOK_EVERY_S"):
         monkeypatch.setattr("tuna.pipeline." + name, 0)
+    monkeypatch.setattr("tuna.pipeline.empty_steps._LOOK_SHARE", math.inf)
     monkeypatch.setattr(results, "_ABANDONED_MS", 0)
     monkeypatch.setattr("tuna.pipeline.failures.MAX_UNCHARGED", MAX_FREE)
     monkeypatch.setattr("tuna.pipeline.coordinator.GRACE_S", AN_HOUR_S)  # time passes when the model says so

@@ -22,9 +22,10 @@ from tuna.pipeline import open_searches, provision, round_parts
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
+from tuna.pipeline.empty_steps import EmptySteps
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
-from tuna.pipeline.policies import OpenStep, Share
+from tuna.pipeline.policies import OpenStep, Policy, Share
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.snapshots import Snapshots
@@ -33,8 +34,6 @@ from tuna.vocabulary import Resource
 
 log = structlog.get_logger(__name__)
 
-#: Seconds before a step without waiting jobs is queried again, unless a job is known to wait (`Publisher.expect`).
-_EMPTY_BACKOFF_S = 0.25
 #: Nothing is published while Redis uses a larger share of its `maxmemory`.
 _MEMORY_SHARE = 0.75
 _FULL_BACKOFF_S = 5.0
@@ -57,17 +56,13 @@ def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
     return math.ceil(limit_s + DEVICE_WAIT_S) + 30
 
 
-def _key(step: OpenStep) -> tuple[int, str, bool]:
-    return step.session_id, step.step, step.continues
-
-
-def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool]:
-    """Which of the jobs that wait for the step are meant; `chooses`: see `Publisher._publish`."""
+def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool] | None:
+    """Which of the jobs that wait for the step are meant, None: all; `chooses`: see `Publisher._publish`."""
     if chooses:
         return Job.id.in_(step.jobs) if step.jobs else ~open_searches.is_round(work)
     if work.rounds_go_on and work.library.search and step.step == work.library.search.name:
         return open_searches.goes_on(work) if step.continues else ~open_searches.goes_on(work)
-    return sa.true()
+    return None
 
 
 class Publisher:
@@ -98,25 +93,27 @@ class Publisher:
         self._aside = aside
         self._snapshots = snapshots
         self._fixed_workers = fixed_workers
-        self._backoff_until: dict[tuple[int, str, bool], float] = {}  # by session, step and whether it continues
+        self._policy: Policy | None = None  #: the latest
+        self._empty = EmptySteps(engine)
         self._served: dict[tuple[int, str], int] = {}  # session, queue -> number of its last share there
         self._full_until = 0.0
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
         """Jobs of these sessions wait for these steps by now."""
-        for session_id, step in due:
-            for continues in (True, False):
-                self._backoff_until.pop((session_id, step, continues), None)
+        self._empty.expect(due)
 
     def publish(self, works: Collection[SessionWork]) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
-        now, sent = time.monotonic(), 0
+        sent = 0
         policy = self._snapshots.policy(works)
+        if policy is not self._policy:  # to which a step may have other jobs
+            self._policy = policy
+            self._empty.clear()
         waiting = Counter(self.leases.waiting().values())
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
         snapshot = replace(snapshot, long=self._long_queues(works) if self._fixed_workers else ())
-        without_jobs = {key for key, until in self._backoff_until.items() if until > now}
-        steps = {id(one): one for one in snapshot.open if one.jobs or _key(one) not in without_jobs}
+        self._empty.look(one for one in snapshot.open if snapshot.room(one.queue))
+        steps = {id(one): one for one in snapshot.open if one.jobs or one not in self._empty}
         by_id = {work.session_id: work for work in works}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():
@@ -134,8 +131,6 @@ class Publisher:
                 waiting[step.queue] += chunks
                 if step.jobs or all_claimed:
                     del steps[id(step)]
-                if all_claimed and not step.jobs:
-                    self._backoff_until[_key(step)] = now + _EMPTY_BACKOFF_S
         return sent
 
     def _long_queues(self, works: Collection[SessionWork]) -> set[str]:
@@ -167,6 +162,9 @@ class Publisher:
                 chunks = claim(connection, work.scope, step, min(batch, wanted * size), size, wanted, only)
                 # The library's code, before the commit: if it fails, nothing was claimed.
                 limits_s = [_time_limit_s(work, step, chunk) for chunk in chunks]
+        all_claimed = len(chunks) < wanted
+        if all_claimed and not share.step.jobs:
+            self._empty.note(share.step, step.resource, only)
         if not chunks:
             return 0, True
         self._served[work.session_id, share.step.queue] = max(self._served.values(), default=0) + 1
@@ -175,7 +173,7 @@ class Publisher:
         with self._celery.producer_or_acquire() as producer:
             for chunk, limit_s in zip(chunks, limits_s, strict=True):
                 self.send(producer, work, step, chunk, limit_s)
-        return len(chunks), len(chunks) < wanted
+        return len(chunks), all_claimed
 
     def send(self, producer: Any, work: SessionWork, step: Step, chunk: ClaimedChunk, limit_s: int) -> None:
         """Publish one chunk."""

@@ -1,0 +1,148 @@
+"""What no job waits for is not claimed again and again, and what waits after all is found."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from jobs_builder import make_jobs
+
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
+from tuna.pipeline import empty_steps, publisher
+from tuna.pipeline.coordinator import Coordinator
+from tuna.pipeline.empty_steps import EmptySteps
+from tuna.pipeline.policies import OpenStep, fair, gradient
+from tuna.pipeline.serving import SessionWork, read_works
+from tuna.settings import get_settings
+from tuna.vocabulary import Resource
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+from search_library import SearchLibrary
+
+NEVER_S = 3600.0
+
+
+class Silent:
+    """In the place of Celery: what is sent waits."""
+
+    def producer_or_acquire(self) -> Any:
+        return contextlib.nullcontext()
+
+    def send_task(self, *_: Any, **__: Any) -> None: ...
+
+
+def step(name: str, session_id: int = 1, *, continues: bool = False) -> OpenStep:
+    return OpenStep(session_id, name, "q", continues=continues)
+
+
+@pytest.fixture()
+def statements(engine: sa.Engine) -> Iterator[list[str]]:
+    """The queries that were sent."""
+    found: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        found.append(text)
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    yield found
+    sa.event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.fixture()
+def make(engine: sa.Engine, redis_client: redis.Redis, tuna_home: Path) -> Callable[..., Coordinator]:
+    def coordinator(work: SessionWork) -> Coordinator:
+        return Coordinator(engine, redis_client, Silent(), get_settings(), [work])  # type: ignore[arg-type]
+
+    return coordinator
+
+
+@pytest.fixture()
+def claimed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that were claimed, in vain or not."""
+    found: list[str] = []
+    claim = publisher.claim
+
+    def note(connection: sa.Connection, scope: Any, of_step: Any, *rest: Any) -> Any:
+        found.append(of_step.name)
+        return claim(connection, scope, of_step, *rest)
+
+    monkeypatch.setattr(publisher, "claim", note)
+    return found
+
+
+def test_one_query_says_for_which_of_all_steps_jobs_wait(
+    engine: sa.Engine, statements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = make_jobs(engine, 1)
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
+    build, measure, other = step("build", session_id), step("measure", session_id), step("build", session_id + 1)
+    empty = EmptySteps(engine)
+    for one in (build, measure, other):
+        empty.note(one, Resource.CPU, None)
+        assert one in empty
+    statements.clear()
+    empty.look([build, measure, other])
+    assert len([text for text in statements if "EXISTS" in text.upper()]) == 1
+    assert build not in empty
+    assert measure in empty
+    assert other in empty
+
+
+def test_only_the_jobs_that_are_meant_count(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session_id = make_jobs(engine, 1)
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", 0.0)
+    later, first = step("build", session_id, continues=True), step("build", session_id)
+    empty = EmptySteps(engine)
+    empty.note(later, Resource.CPU, Job.round > 0)
+    empty.note(first, Resource.CPU, Job.round == 0)
+    empty.look([later, first])
+    assert later in empty
+    assert first not in empty
+    empty.expect([(session_id, "build")])
+    assert later not in empty
+
+
+def test_an_empty_step_is_claimed_once_until_jobs_wait(
+    engine: sa.Engine, make: Callable[..., Coordinator], claimed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = make_jobs(engine, 1)
+    with reading(engine) as connection:
+        (work,) = read_works(connection, [session_id])
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", NEVER_S)
+    coordinator = make(work)
+    for _ in range(3):
+        coordinator.publish()
+    assert sorted(claimed) == ["build", "measure"], "neither has more"
+    with writing(engine) as connection:  # by another coordinator
+        connection.execute(sa.update(Job).values(state="compiled", step="measure", chunk=None))
+    coordinator.publish()
+    assert len(claimed) == 2
+    coordinator.publisher._empty._look_at = 0.0
+    assert coordinator.publish() == 1
+    assert claimed[2:] == ["measure"]
+
+
+def test_rounds_that_one_policy_chose_from_are_there_for_the_next(
+    engine: sa.Engine, make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the first one the step has the session's other jobs alone, of which there is none."""
+    session_id = make_jobs(engine, 1, solvers=["Noop0"])
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).values(steps="search,build,measure", step="measure", state="evaluating"))
+        (work,) = read_works(connection, [session_id])
+    monkeypatch.setattr(empty_steps, "_LOOK_EVERY_S", NEVER_S)
+    coordinator = make(replace(work, library=SearchLibrary()))
+    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
+    assert coordinator.publish() == 0
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).values(step="search", state="new"))
+    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", fair)
+    assert coordinator.publish() == 1
