@@ -74,7 +74,11 @@ def test_a_redis_that_is_away_does_not_keep_the_worker(monkeypatch: pytest.Monke
     monkeypatch.setattr(shutdown, "_RETURN_S", 0.05)
     left = threading.Event()
     stuck = threading.Event()
-    Shutdown(0.0, lambda: print(stuck.wait()), lambda _: left.set()).ask()
+
+    def give_back() -> None:
+        stuck.wait()
+
+    Shutdown(0.0, give_back, lambda _: left.set()).ask()
     assert left.wait(5)
     stuck.set()
 
