@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -106,8 +107,61 @@ def test_only_the_jobs_that_are_meant_count(engine: sa.Engine, monkeypatch: pyte
     empty.look([later, first])
     assert later in empty
     assert first not in empty
+
+
+def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_are_meant(engine: sa.Engine) -> None:
+    """Each round that a policy chooses was followed by a claim for the session's other jobs, in vain."""
+    session_id = make_jobs(engine, 1)
+    later, first, every = (
+        step(name, session_id, continues=c) for name, c in (("build", True), ("build", False), ("measure", False))
+    )
+    empty = EmptySteps(engine)
+    empty.note(later, Resource.CPU, Job.round > 0)
+    empty.note(first, Resource.CPU, Job.round == 0)
+    empty.note(every, Resource.DEVICE, None)
+    empty._look_at = math.inf
+    empty.expect([(session_id, "measure")])
+    assert every not in empty
+    empty.look([later, first])
+    assert first in empty, "nothing of it is expected"
+    empty.expect([(session_id, "build")])
+    empty.look([later, first])
+    assert later in empty
+    assert first not in empty
+    empty.note(later, Resource.CPU, None)
     empty.expect([(session_id, "build")])
     assert later not in empty
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_round_is_no_reason_to_claim_other_jobs(
+    engine: sa.Engine,
+    make: Callable[..., Coordinator],
+    claimed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    mixed: bool,
+) -> None:
+    session_id = make_jobs(engine, 1, solvers=["Noop0", "Noop1"] if mixed else ["Noop0"])
+    with writing(engine) as connection:
+        first = connection.execute(sa.select(sa.func.min(Job.id))).scalar_one()
+        round_ = sa.update(Job).where(Job.id == first)
+        connection.execute(round_.values(steps="search,build,measure", step="search"))
+        (work,) = read_works(connection, [session_id])
+    coordinator = make(replace(work, library=SearchLibrary()))
+    monkeypatch.setattr(coordinator.publisher._snapshots, "_given", gradient)
+    assert coordinator.publish() == (2 if mixed else 1)
+    for name, state in (("build", "searching"), ("measure", "compiled")):
+        claimed.clear()
+        with writing(engine) as connection:
+            connection.execute(round_.values(step=name, state=state, chunk=None))
+        coordinator.publisher.expect([(session_id, name)])
+        assert coordinator.publish() == 1
+        assert claimed == [name]
+    claimed.clear()
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).where(Job.id != first).values(step="measure", state="compiled", chunk=None))
+    coordinator.publisher.expect([(session_id, "measure")])
+    assert coordinator.publish() == len(claimed) == int(mixed)
 
 
 def test_an_empty_step_is_claimed_once_until_jobs_wait(

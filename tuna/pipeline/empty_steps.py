@@ -31,6 +31,7 @@ class EmptySteps:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._waits: dict[_Key, sa.ColumnElement[bool]] = {}  #: whether a job waits for the step
+        self._some: set[_Key] = set()  #: those of which only some jobs are meant
         self._look_at = 0.0
 
     def __contains__(self, step: OpenStep) -> bool:
@@ -44,20 +45,25 @@ class EmptySteps:
         due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
         # Index ix_job_claim (session_id, step, state, id).
         of_step = (Job.session_id == step.session_id, Job.step == step.step, Job.state.in_(states), due)
+        self._some = self._some - {_key(step)} | (set() if only is None else {_key(step)})
         self._waits[_key(step)] = sa.exists().where(*of_step, *(() if only is None else (only,)))
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
-        """Jobs of these sessions wait for these steps by now."""
+        """Jobs of these sessions wait for these steps by now; where only some are meant, it is asked at once whether they do."""
         for session_id, step in due:
-            for continues in (True, False):
-                self._waits.pop((session_id, step, continues), None)
+            for key in ((session_id, step, True), (session_id, step, False)):
+                if key in self._some:
+                    self._look_at = 0.0
+                else:
+                    self._waits.pop(key, None)
 
     def clear(self) -> None:
         """Nothing is known of any step."""
         self._waits.clear()
+        self._some.clear()
 
     def look(self, steps: Iterable[OpenStep]) -> None:
-        """Ask SQL, four times a second at most, for which of `steps` jobs wait after all."""
+        """Ask SQL for which of `steps` jobs wait after all: four times a second at most where none are expected."""
         started_at = time.monotonic()
         keys = [key for key in map(_key, steps) if key in self._waits] if started_at >= self._look_at else []
         if not keys:
@@ -67,5 +73,6 @@ class EmptySteps:
         for key, waits in zip(keys, found, strict=True):
             if waits:
                 del self._waits[key]
+                self._some.discard(key)
         ended_at = time.monotonic()
         self._look_at = ended_at + max(_LOOK_EVERY_S, (ended_at - started_at) / _LOOK_SHARE)
