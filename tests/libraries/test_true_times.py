@@ -202,6 +202,13 @@ def test_repeats_go_on_until_the_interval_is_narrow_but_not_for_hopeless_ones() 
     assert wide.noisy
 
 
+def test_what_is_certainly_slower_by_cpu_time_needs_no_quiet_core() -> None:
+    timing, taken = sampled(PREEMPTED, beyond_ms=10.0)
+    assert (timing.clock, timing.time_ms, timing.noisy, taken) == ("cpu", 10.1, True, 6)
+    assert sampled(PREEMPTED._replace(cpu_ms=9.9), budget_s=0.001, beyond_ms=10.0)[0].time_ms == 9.9
+    assert sampled(*[PREEMPTED._replace(cpu_ms=9.9)] * 6, QUIET, beyond_ms=10.0)[1] > 6
+
+
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 

@@ -105,7 +105,7 @@ class Sampler:
     def done(self) -> bool:
         """Whether the interval is narrow, or the time is spent."""
         quiet, cpu = self._quiet, self._cpu
-        if self._is_enough(quiet):
+        if self._is_enough(quiet) or self._is_beyond(cpu):
             return True
         # A core that was not quiet for a third of the time will hardly become so.
         if self._spent_s >= self._budget_s / 3 and len(quiet) < FEWEST and self._is_enough(cpu):
@@ -134,9 +134,12 @@ class Sampler:
     def _is_enough(self, times_ms: Sequence[float]) -> bool:
         if len(times_ms) < FEWEST:
             return False
-        if self._beyond_ms is not None and median_interval(times_ms)[0] > self._beyond_ms:
-            return True
-        return half_width(times_ms, statistics.median(times_ms)) <= NARROW
+        return self._is_beyond(times_ms) or half_width(times_ms, statistics.median(times_ms)) <= NARROW
+
+    def _is_beyond(self, times_ms: Sequence[float]) -> bool:
+        if self._beyond_ms is None or len(times_ms) < FEWEST:
+            return False
+        return median_interval(times_ms)[0] > self._beyond_ms
 
 
 def settle(samplers: Sequence[Sampler]) -> None:
