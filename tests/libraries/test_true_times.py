@@ -19,6 +19,7 @@ from tuna.configs import GemmConfig
 from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
 from tuna.libraries.fma_loop import CHAINS, FmaLoop
 from tuna.libraries.intervals import half_width, median_interval
+from tuna.libraries.kernels import KernelJob
 from tuna.libraries.repeats import Repeat, Sampler
 
 # -- peak -------------------------------------------------------------------------------------------------------------
@@ -237,6 +238,40 @@ def test_one_wrong_element_of_a_million_is_found(tmp_path: Path, way: str) -> No
     )
     assert (cold["timing"] is not None) == (way == "right")
     measuring._reference.cache_clear()
+
+
+class Waiting(measuring.Kernel):
+    """Its threads wait for each other, 1 ms in each of the first `slow_runs` runs, while others use their cores."""
+
+    def __init__(self, slow_runs: int) -> None:
+        super().__init__(lambda: None, [])
+        self.slow_runs, self.loops = slow_runs, list[int]()
+
+    def loop(self, number: int) -> None:
+        self.loops.append(number)
+        slow, self.slow_runs = min(number, self.slow_runs), max(0, self.slow_runs - number)
+        time.sleep(0.001 * slow)
+
+
+def repeat_often(kernel: measuring.Kernel) -> None:
+    """As if a single run had found a quiet moment and taken 1 µs, so that 5,000 of them make a repeat."""
+    job = KernelJob.from_json({"config": GemmConfig(3, 4, 5).to_json(), "solver": "S"})
+    contestant = measuring._Contestant(kernel, job, 0.001)
+    for _ in range(10):
+        contestant.once()
+
+
+def test_repeats_are_short_while_runs_take_a_thousand_times_longer() -> None:
+    kernel = Waiting(10**9)
+    repeat_often(kernel)
+    assert max(kernel.loops) < 500
+
+
+def test_repeats_are_as_long_as_planned_once_runs_are_fast_again() -> None:
+    kernel = Waiting(300)
+    repeat_often(kernel)
+    assert kernel.loops[0] < 300
+    assert 5000 in kernel.loops
 
 
 def test_inputs_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from tuna.libraries.repeats import (
 )
 from tuna.sandbox import seccomp
 
+#: A repeat that takes longer is followed by shorter ones.
+_LONG_S = 10 * REPEAT_S
 #: What the right answer to a job may depend on.
 _OF_REFERENCE = ("config", "target", "body")
 
@@ -111,19 +113,39 @@ def probe(loader: str) -> dict[str, Any]:
 
 
 class _Contestant:
-    """A kernel with its number of runs in a repeat."""
+    """A kernel with its number of runs in a repeat.
+
+    While other processes use their cores, threads that wait for each other take milliseconds for a run of microseconds, and a
+    repeat of thousands of runs would take minutes. Therefore repeats get longer step by step, and short again when they have to.
+    """
 
     def __init__(self, kernel: Kernel, job: KernelJob, time_ms: float) -> None:
         self.kernel, self.cold = kernel, job.conditions.get("caches") == "cold"
         self.number = 1 if self.cold else max(1, math.ceil(REPEAT_S * 1e3 / time_ms))
+        self._runs = 1
 
     def once(self) -> Repeat:
         """A repeat: right after a run that fills the caches, or after they were emptied."""
+        while self._runs < self.number and self._lengthen():
+            pass
         if self.cold:
             cold_caches.flush()
         else:
             self.kernel.run()
-        return repeat(lambda: self.kernel.loop(self.number), self.number, self.kernel.overhead_s)
+        runs, started = self._runs, time.perf_counter()
+        found = repeat(lambda: self.kernel.loop(runs), runs, self.kernel.overhead_s)
+        took_s = time.perf_counter() - started
+        if took_s > _LONG_S:
+            self._runs = max(1, int(runs * REPEAT_S / took_s))
+        return found
+
+    def _lengthen(self) -> bool:
+        longer, started = min(8 * self._runs, self.number), time.perf_counter()
+        self.kernel.loop(longer)
+        if time.perf_counter() - started > _LONG_S:
+            return False
+        self._runs = longer
+        return True
 
 
 def _timed(contestants: Sequence[_Contestant], budget_s: float, beyond_ms: float | None = None) -> list[Timing]:
