@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
+from long_files import LONG
 from shared_data import DRILLS, need
 
 from tuna.cli.main import guarded
@@ -53,67 +55,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("tuna", deadline=None, max_examples=25 if DRILLS == 1 else 200)
 hypothesis.settings.load_profile("tuna")
 
-#: The files that take longest, the longest first: begun last, one of them would keep a single core busy at the end.
-LONG = (
-    "faults/test_faults.py",
-    "integration/test_seed_commands.py",
-    "libraries/test_tvm_solvers.py",
-    "security/test_member_attacks.py",
-    "integration/test_worker_command.py",
-    "testing/test_our_libraries.py",
-    "libraries/test_tvm_faults.py",
-    "pipeline/test_coordinator.py",
-    "models/test_tune_killed.py",
-    "libraries/test_tvm_boards.py",
-    "models/test_benchmark_model.py",
-    "libraries/test_tvm_compile.py",
-    "pipeline/test_rounds.py",
-    "libraries/test_candidates.py",
-    "libraries/test_tvm_families.py",
-    "libraries/test_onednn.py",
-    "integration/test_joined_workers.py",
-    "libraries/test_kernels.py",
-    "security/test_secrets.py",
-    "pipeline/test_several_sessions.py",
-    "db/test_schema.py",
-    "golden/test_golden_build.py",
-    "golden/test_golden_faults.py",
-    "cli/test_miopen_commands.py",
-    "exports/test_export.py",
-    "security/test_text_options.py",
-    "pipeline/test_runner.py",
-    "libraries/test_miopen.py",
-    "plugin/test_example_plugin.py",
-    "archives/test_archives.py",
-    "pipeline/test_state_machine.py",
-    "models/test_plan.py",
-    "integration/test_tvm_end_to_end.py",
-    "integration/test_miopen_pipeline.py",
-    "membership/test_membership.py",
-    "libraries/test_tvm_search.py",
-    "libraries/test_kernel_spaces.py",
-    "db/test_databases.py",
-    "db/test_first_release_database.py",
-    "cli/test_watch.py",
-    "pipeline/test_drain.py",
-    "golden/test_golden_explain.py",
-    "testing/test_fin_double.py",
-    "integration/test_pipeline_workers.py",
-    "libraries/test_one_step.py",
-    "sandbox/test_processes.py",
-    "golden/test_golden_release.py",
-    "cli/test_commands.py",
-    "models/test_crossing.py",
-    "integration/test_fifty_workers.py",
-    "exports/test_import.py",
-    "db/test_upgrade_from_0001.py",
-    "db/test_upgrade_from_0004.py",
-    "api/test_api.py",
-    "security/test_source.py",
-    "exports/test_commit.py",
-    "security/test_hostile_files.py",
-    "deploy/test_deploy_services.py",
-)
 #: On PYTHONPATH: kernels are timed for a short time.
 QUICK_SITE = str(Path(__file__).parent / "quick_site")
 #: What processes that are forked have imported; not `tuna.celery_app`, which reads the settings.
@@ -161,6 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected, which stays
     # A folder of its own for temporary files, where Tuna's device locks lie too: tests that run at the same time need not
     # wait for each other's measurements, whose figures no test looks at. pytest's own folders stay where they are.
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
@@ -168,6 +110,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("XDG_RUNTIME_DIR", None)
     if Path("/proc/self/environ").exists():
         config.pluginmanager.register(LeftBehind(config))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # each full collection would look at a million objects of modules and tests
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
