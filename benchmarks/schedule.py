@@ -23,7 +23,7 @@ from benchmarks import schedule_pipeline
 from benchmarks.harness import Outcome, command_line
 from benchmarks.schedule_pipeline import Durations
 from tuna.api import read_scenario, simulate
-from tuna.pipeline.policies import PER_PROCESS_OF_LONG, POLICIES
+from tuna.pipeline.policies import POLICIES
 from tuna.simulation.jobs import Line
 from tuna.simulation.outcome import Simulated
 from tuna.simulation.scenario import Jobs, Pool, Scenario, SimulatedSession
@@ -140,8 +140,8 @@ def drawn(jobs: int, batches: int, scale: float, seed: int) -> Durations:
     return found
 
 
-def given(durations: Durations, look_ahead: int, *, late: bool) -> Scenario:
-    """A scenario with these durations of the thesis' stages, each job a session, as the pipeline or the thesis publishes."""
+def given(durations: Durations, look_ahead: int) -> Scenario:
+    """A scenario with these durations of the thesis' stages, each job a session; nothing waits, as where they are so long."""
     base = two_jobs(1)
     stages = base.sessions[0].jobs[0].steps
     sessions = []
@@ -153,7 +153,7 @@ def given(durations: Durations, look_ahead: int, *, late: bool) -> Scenario:
         )
         jobs = Jobs(rounds=len(rounds), look_ahead=look_ahead, steps=steps)
         sessions.append(SimulatedSession(jobs=(jobs,)))
-    more = {"sessions": tuple(sessions), "decide_every_s": 0.0, "ahead": 0 if late else PER_PROCESS_OF_LONG}
+    more = {"sessions": tuple(sessions), "decide_every_s": 0.0, "ahead": 0}
     return base.model_copy(update=more)
 
 
@@ -164,11 +164,11 @@ def _pipeline(outcome: Outcome, scale: int, batches: int, runs: int) -> None:
     for name, (policy, jobs, look_ahead, late) in _SET_UPS.items():
         found: dict[str, list[float]] = defaultdict(list)
         drawn_by_seed = [drawn(jobs, batches, scale, seed) for seed in range(runs)]
-        run = partial(schedule_pipeline.run, policy=policy, look_ahead=look_ahead, late=late)
+        run = partial(schedule_pipeline.run, scale=scale, policy=policy, look_ahead=look_ahead, late=late)
         with ThreadPoolExecutor(runs) as pool:
             ended = list(pool.map(run, drawn_by_seed))
         for durations, stages in zip(drawn_by_seed, ended, strict=True):
-            simulated = simulate(given(durations, look_ahead, late=late), policy)
+            simulated = simulate(given(durations, look_ahead), policy)
             makespan_s = stages[-1].ended_s
             found["s"].append(makespan_s)
             found["vs_simulated"].append(makespan_s / simulated.makespan_s)

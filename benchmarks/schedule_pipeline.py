@@ -51,15 +51,15 @@ class EndedStage:
     ended_s: float
 
 
-def run(durations: Durations, policy: str, *, look_ahead: int, late: bool) -> list[EndedStage]:
-    """The stages of one search for each of `durations`, in the order of their ends.
+def run(durations: Durations, policy: str, *, scale: float, look_ahead: int, late: bool) -> list[EndedStage]:
+    """The stages of one search for each of `durations`, in the order of their ends; real ones take `scale` times as long.
 
     There is one process for the CPU steps and one for the device. `late`: nothing is published before a process is free.
     """
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="tuna-bench-", dir="/tmp") as name:
         others = {key: value for key, value in os.environ.items() if not key.startswith(("TUNA_", "CELERY_"))}
-        variables = install(Path(name), durations) | {"TUNA_HOME": name, "TMPDIR": name}
+        variables = install(Path(name), durations, scale) | {"TUNA_HOME": name, "TMPDIR": name}
         words = ["--policy", policy, "--look-ahead", str(look_ahead), *(["--late"] if late else [])]
         command = [sys.executable, "-m", "benchmarks.schedule_pipeline", *words]
         result = subprocess.run(command, env=others | variables, stdout=subprocess.PIPE, text=True, check=False)
@@ -124,7 +124,8 @@ class _Late:
         for (_, step), count in in_flight.items():
             occupied[self._queues[step]] += count
         rounds_alone = [step for step in snapshot.open if step.jobs]  # there are no other jobs
-        return self._policy(replace(snapshot, open=rounds_alone, waiting=occupied, per_process=1, in_flight=in_flight))
+        seen = replace(snapshot, open=rounds_alone, waiting=occupied, per_process=1, ahead={}, in_flight=in_flight)
+        return self._policy(seen)
 
 
 def _make_session(engine: sa.Engine, reason: str) -> int:

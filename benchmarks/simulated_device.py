@@ -1,7 +1,8 @@
 """A library that searches on a device that is not there: each stage of a round sleeps for a given time.
 
 Its stages are those of a batch in the thesis that docs/scheduling.md compares with. Workers find it by the entry point that
-`install` writes, and the durations in a file of JSON: for each session, by its id, the seconds of each round's stages.
+`install` writes, and the durations in a file of JSON: for each session, by its id, the seconds of each round's stages. A result
+says that its stage took `SCALE` times as long, so that the coordinator decides as where stages take their real time.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tuna.vocabulary import Resource
 
 #: The file with the durations.
 DURATIONS = "SIMULATED_DEVICE_DURATIONS"
+#: Seconds of a real stage in one of a simulated one.
+SCALE = "SIMULATED_DEVICE_SCALE"
 STAGES = ("search", "build", "profile", "update")
 _TRIALS = 8
-#: What a stage is said to have taken: a job is a chunk of its own, as where stages take their real time.
-_BUSY_S = 60.0
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -50,11 +51,12 @@ class SimulatedDevice(NoopLibrary):
         """Sleep; propose, build and measure candidates of a few bytes."""
         for item in items:
             begun, due = time.time(), time.monotonic()
-            due += _durations(os.environ[DURATIONS])[str(item.session_id)][item.round][STAGES.index(step.name)]
+            seconds = _durations(os.environ[DURATIONS])[str(item.session_id)][item.round][STAGES.index(step.name)]
+            due += seconds
             trials = self._trials(step, item, context)
             time.sleep(max(0.0, due - time.monotonic()))
-            facts = {"simulated": True, "started_at": begun, "ended_at": time.time(), "busy_s": _BUSY_S}
-            yield result_of(item, ok=True, trials=trials, **facts)
+            facts = {"simulated": True, "started_at": begun, "ended_at": time.time()}
+            yield result_of(item, ok=True, trials=trials, busy_s=seconds * float(os.environ[SCALE]), **facts)
 
     def _trials(self, step: Step, item: WorkItem, context: RunContext) -> tuple[Trial, ...]:
         if step is self.search:
@@ -77,7 +79,7 @@ def _durations(path: str) -> dict[str, list[list[float]]]:
     return found
 
 
-def install(folder: Path, durations: Sequence[Sequence[Sequence[float]]]) -> dict[str, str]:
+def install(folder: Path, durations: Sequence[Sequence[Sequence[float]]], scale: float) -> dict[str, str]:
     """Write the durations and an entry point into `folder`; the variables of processes that are to find them.
 
     `durations`: seconds of each stage of each round, of the sessions from the first one on.
@@ -91,4 +93,4 @@ def install(folder: Path, durations: Sequence[Sequence[Sequence[float]]]) -> dic
     given = folder / "durations.json"
     given.write_text(json.dumps(dict(enumerate(durations, 1))))
     places = [str(folder / "plugin"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(places), "TUNA_SIMULATED": "1", DURATIONS: str(given)}
+    return {"PYTHONPATH": os.pathsep.join(places), "TUNA_SIMULATED": "1", DURATIONS: str(given), SCALE: str(scale)}

@@ -25,14 +25,14 @@ def in_simulation(durations: schedule_pipeline.Durations, look_ahead: int, monke
         return end(job, item, now_s)
 
     monkeypatch.setattr(jobs.Job, "end", note)
-    simulate(given(durations, look_ahead, late=False), "fair")
+    simulate(given(durations, look_ahead), "fair")
     return order
 
 
 def test_every_round_passes_the_stages_in_the_order_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds, look_ahead = 3, 1
-    durations = drawn(2, rounds, 2000, seed=0)
-    stages = schedule_pipeline.run(durations, "fair", look_ahead=look_ahead, late=False)
+    rounds, look_ahead, scale = 3, 1, 2000
+    durations = drawn(2, rounds, scale, seed=0)
+    stages = schedule_pipeline.run(durations, "fair", scale=scale, look_ahead=look_ahead, late=False)
     order: Order = defaultdict(list)
     for one in stages:
         order[one.search, one.step].append(one.round)

@@ -20,8 +20,8 @@ from tuna.vocabulary import Resource
 STEP = Step("build", Resource.CPU, chunk=8)
 
 
-def result(seconds: float, *, ok: bool = True) -> StepResult:
-    return StepResult(job_id=1, attempt=1, step="build", ok=ok, started_at=100.0, ended_at=100.0 + seconds)
+def result(seconds: float, *, ok: bool = True, step: str = "build") -> StepResult:
+    return StepResult(job_id=1, attempt=1, step=step, ok=ok, started_at=100.0, ended_at=100.0 + seconds)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,34 @@ def test_short_items_travel_in_numbers_and_long_ones_alone(seconds: float, size:
 
 
 def test_items_are_long_by_the_average_of_the_latest_ones_good_or_not() -> None:
-    pace = ChunkSizer()
-    assert pace.is_long(1, STEP) is None, "nothing is known"
+    pace, key = ChunkSizer(), (1, "build")
+    assert pace.ahead([key]) is None, "nothing is known"
     pace.note(1, result(1.0))
-    assert pace.is_long(1, STEP)
+    assert pace.ahead([key]) == 1
     for _ in range(2):
         pace.note(1, result(0.01, ok=False))
-    assert not pace.is_long(1, STEP), "what fails at once leaves a process without work as soon as what succeeds"
+    assert pace.ahead([key]) is None, "what fails at once leaves a process without work as soon as what succeeds"
     for _ in range(5):
         pace.note(1, result(1.5))
-    assert pace.is_long(1, STEP)
-    assert pace.is_long(2, STEP) is None
+    assert pace.ahead([key]) == 1
+    assert pace.ahead([(2, "build")]) is None
+
+
+def test_nothing_waits_where_the_steps_of_a_queue_are_very_long_together() -> None:
+    pace = ChunkSizer()
+    keys = [(session_id, step) for session_id in (1, 2) for step in ("build", "update")]
+    for seconds, step in [(3.0, "build"), (16.0, "update")] * 3:
+        for session_id in (1, 2):
+            pace.note(session_id, result(seconds, step=step))
+    assert pace.ahead(keys) == 1
+    assert pace.ahead([(1, "update")]) == 0
+    for _ in range(3):
+        pace.note(2, result(19.0, step="update"))
+    assert pace.ahead(keys) == 0, "each counts as often as it runs"
+    for _ in range(10):
+        pace.note(3, result(0.1, step="build"))
+    assert pace.ahead(keys) == 0, "another queue's steps do not count"
+    assert pace.ahead([*keys, (3, "build")]) is None, "a step is short"
 
 
 def test_the_step_decides_until_enough_is_known() -> None:

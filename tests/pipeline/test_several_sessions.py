@@ -225,9 +225,10 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
 
 
 @pytest.mark.parametrize(
-    ("fixed_workers", "seconds", "waiting"), [(True, 9.0, 3), (True, 0.1, 6), (True, None, 6), (False, 9.0, 6)]
+    ("fixed_workers", "seconds", "waiting"),
+    [(True, 9.0, 3), (True, 0.1, 6), (True, None, 6), (False, 9.0, 6), (True, 11.0, 3), (False, 11.0, 6)],
 )
-def test_one_long_chunk_waits_for_each_process_where_no_autoscaler_counts_them(
+def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
     engine: sa.Engine,
     redis_client: redis.Redis,
     make: Callable[..., Coordinator],
@@ -246,6 +247,26 @@ def test_one_long_chunk_waits_for_each_process_where_no_autoscaler_counts_them(
     assert coordinator.publish() == 0
 
 
+def test_a_very_long_chunk_is_published_when_a_process_is_free(
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
+) -> None:
+    """What is not published can still be decided."""
+    session_id = make_jobs(engine, 120)
+    coordinator = make(Silent(), works_of(engine, [session_id]), fixed_workers=True)
+    announce(engine, redis_client, *"abc")
+    for step in ("build", "measure"):
+        ended = StepResult(job_id=1, attempt=1, step=step, ok=True, started_at=0.0, ended_at=60.0)
+        coordinator.drain.pace.note(session_id, ended)
+    assert coordinator.publish() == 3
+    chunks = coordinator._leases.untaken()
+    for chunk in chunks:
+        assert coordinator._leases.take(chunk, f"{chunk}:1/x", "{}")
+        assert coordinator.publish() == 0, "a process has it"
+    assert coordinator._leases.finish(chunks[0], f"{chunks[0]}:1/x", "{}")
+    assert coordinator.publish() == 1
+    assert coordinator.publisher.publish(coordinator._works, members=True) == 2, "those of members hide who is free"
+
+
 def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:
     """Each kept as many chunks waiting as one alone."""
     first = make_jobs(engine, 120)
@@ -254,7 +275,7 @@ def test_coordinators_share_the_bound_of_a_queue(engine: sa.Engine, make: Callab
     (chunk, *_) = one._leases.untaken()
     assert one._leases.take(chunk, "w:1/x", "{}")
     assert (other.publish(), one.publish()) == (1, 0)
-    assert len(one._leases.waiting()) == 4
+    assert one._leases.published().waiting.total() == 4
 
 
 def test_it_knows_whose_work_is_done_first(engine: sa.Engine, make: Callable[..., Coordinator]) -> None:

@@ -1,9 +1,10 @@
-"""Sizes chunks by how long items of a step take."""
+"""Sizes chunks by how long items of a step take, and says how many may wait."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 
 from tuna.libraries.base import Step
 from tuna.libraries.items import StepResult
@@ -16,8 +17,13 @@ _GROWTH = 16
 _MAX_CHUNK_S = 60.0
 #: Results before which the step's own chunk size is used, and size of the window of the latest ones.
 _MIN_RESULTS, _WINDOW = 20, 200
-#: Items that take so many seconds on average are long; weight of the latest one in that average.
+#: Where the items of each step take so many seconds on average, one chunk waits beside what runs, and a process finds it within
+#: some milliseconds; weight of the latest item in that average.
 _LONG_S, _WEIGHT = 1.0, 0.2
+#: Where items of all steps together take so many seconds on average, none waits: the next chunk, chosen when one ends, comes some
+#: 20 milliseconds later, and up to 100 where much goes on. That is 0.2 to 1 % of such a chunk; one that waits makes few searches
+#: take 1 to 3 % longer (docs/scheduling.md).
+_VERY_LONG_S = 10.0
 
 
 class ChunkSizer:
@@ -26,12 +32,14 @@ class ChunkSizer:
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, str], deque[float]] = {}
         self._average_s: dict[tuple[int, str], float] = {}
+        self._latest: deque[tuple[tuple[int, str], float]] = deque(maxlen=_WINDOW)  #: of all steps
 
     def note(self, session_id: int, result: StepResult) -> None:
         """Remember how long a result took; sizes of chunks follow from good ones alone."""
         key, seconds = (session_id, result.step), result.busy_s or result.ended_at - result.started_at
         before_s = self._average_s.get(key, seconds)
         self._average_s[key] = before_s + _WEIGHT * (seconds - before_s)
+        self._latest.append((key, seconds))
         if result.ok:
             self._seconds.setdefault(key, deque(maxlen=_WINDOW)).append(seconds)
 
@@ -44,7 +52,13 @@ class ChunkSizer:
         grown = max(step.chunk, min(_GROWTH * step.chunk, int(_MIN_CHUNK_S / median_s)))
         return max(1, min(grown, int(_MAX_CHUNK_S / median_s)))
 
-    def is_long(self, session_id: int, step: Step) -> bool | None:
-        """Whether its latest items took a second or more on average, so that no chunk is short; None: nothing is known."""
-        average_s = self._average_s.get((session_id, step.name))
-        return None if average_s is None else average_s >= _LONG_S
+    def ahead(self, steps: Collection[tuple[int, str]]) -> int | None:
+        """Chunks that may wait for each process beside what it runs, in a queue with these steps of sessions.
+
+        None: as many as anywhere, for items are short, or nothing is known of them.
+        """
+        known = [self._average_s[key] for key in steps if key in self._average_s]
+        if not known or min(known) < _LONG_S:
+            return None
+        latest = [seconds for key, seconds in self._latest if key in steps]
+        return 0 if latest and statistics.fmean(latest) >= _VERY_LONG_S else 1

@@ -89,7 +89,7 @@ class Coordinator:
     ) -> None:
         """`works`: the sessions to serve at first; `refresh` says twice a second which they are by now. `on_stored` is the
         drain's; `policy`: what is published next, by default what the setting says; `fixed_workers`: no autoscaler starts more
-        workers where many chunks wait, so fewer do."""
+        workers where many chunks wait, so fewer do where they are long, or none (`ChunkSizer.ahead`)."""
         self._engine = engine
         self._celery = celery
         self._settings = settings
@@ -189,7 +189,7 @@ class Coordinator:
 
     def publish(self) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
-        return self.publisher.publish(self._works)
+        return self.publisher.publish(self._works, members=self._members.is_busy)
 
     def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
         """Make the jobs that follow others, of all configs or of those that `configs` says of a session; returns how many."""

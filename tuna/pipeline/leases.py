@@ -5,7 +5,7 @@ Keys, all under `tuna:{<namespace>}:`
     leases   sorted set  chunk -> moment (ms) at which its worker counts as lost; +inf while it waits in a queue
     holders  hash        chunk -> token of the worker that took it: `<worker>:<pid>/<id>`, or empty for a revoked worker
     results  stream      what workers report (see `results`)
-    waiting  hash        chunk -> its queue; of a chunk that no worker has taken, for coordinators alone
+    queues   hash        chunk -> its queue, for coordinators alone
 
 A chunk that is not in `leases` has no holder: a worker that finds its chunk missing stops, and a message whose chunk is
 missing or already held is a stale copy and is dropped. So at-least-once delivery by the broker is enough.
@@ -13,9 +13,11 @@ missing or already held is a stale copy and is dropped. So at-least-once deliver
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import redis
 
@@ -98,6 +100,13 @@ class WorkerLeases(Protocol):
         """Expire the lease of a held chunk at once: its worker process is known to be dead."""
 
 
+class Published(NamedTuple):
+    """Numbers of chunks, by queue."""
+
+    waiting: Counter[str]  #: that no worker has taken yet
+    running: Counter[str]  #: that one has
+
+
 class Leases:
     """The leases of one database's work."""
 
@@ -107,7 +116,7 @@ class Leases:
         prefix = f"tuna:{{{namespace}}}:"
         self.leases_key, self.holders_key, self.results_key = (prefix + n for n in ("leases", "holders", "results"))
         self.dealt_counts_key = prefix + "dealt_counts"  #: see `dealt`
-        self._waiting_key = prefix + "waiting"
+        self._queues_key = prefix + "queues"
         scripts = (_TAKE, _RENEW, _REPORT, _FINISH)
         self._take, self._renew, self._report, self._finish = (client.register_script(text) for text in scripts)
         self._return_chunk, self._evict = client.register_script(_RETURN_CHUNK), client.register_script(_EVICT)
@@ -119,16 +128,22 @@ class Leases:
         queues: dict[Any, Any] = dict.fromkeys(chunks, queue)
         with self._client.pipeline() as pipe:
             pipe.zadd(self.leases_key, dict.fromkeys(queues, "+inf"))
-            pipe.hset(self._waiting_key, mapping=queues)
+            pipe.hset(self._queues_key, mapping=queues)
             pipe.execute()
 
-    def waiting(self) -> dict[str, str]:
-        """The queue of each chunk that no worker has taken yet, whichever coordinator published it."""
-        queues = cast(dict[Any, Any], self._client.hgetall(self._waiting_key))
-        untaken = set(cast(list[Any], self._client.zrangebyscore(self.leases_key, "+inf", "+inf"))) if queues else set()
-        if taken := queues.keys() - untaken:
-            self._client.hdel(self._waiting_key, *taken)
-        return {redis_client.text(chunk): redis_client.text(queues[chunk]) for chunk in queues.keys() & untaken}
+    def published(self) -> Published:
+        """The chunks that wait and that workers hold, whichever coordinator published them."""
+        queues = cast(dict[Any, Any], self._client.hgetall(self._queues_key))
+        scores = cast(list[Any], self._client.zmscore(self.leases_key, list(queues))) if queues else []
+        waiting, running, gone = Counter[str](), Counter[str](), []
+        for (chunk, queue), score in zip(queues.items(), scores, strict=True):
+            if score is None:
+                gone.append(chunk)
+            else:
+                (waiting if score == math.inf else running)[redis_client.text(queue)] += 1
+        if gone:
+            self._client.hdel(self._queues_key, *gone)
+        return Published(waiting, running)
 
     def drop(self, chunks: Sequence[str]) -> None:
         """Delete the chunks and their leases, held or not."""

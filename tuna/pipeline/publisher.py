@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -102,16 +102,20 @@ class Publisher:
         """Jobs of these sessions wait for these steps by now."""
         self._empty.expect(due)
 
-    def publish(self, works: Collection[SessionWork]) -> int:
-        """Claim and publish as much as the queues may hold; returns the number of chunks."""
+    def publish(self, works: Collection[SessionWork], *, members: bool = False) -> int:
+        """Claim and publish as much as the queues may hold; returns the number of chunks.
+
+        `members`: some chunks were dealt to members, which have more of them than processes.
+        """
         sent = 0
         policy = self._snapshots.policy(works)
         if policy is not self._policy:  # to which a step may have other jobs
             self._policy = policy
             self._empty.clear()
-        waiting = Counter(self.leases.waiting().values())
+        waiting, running = self.leases.published()
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
-        snapshot = replace(snapshot, long=self._long_queues(works) if self._fixed_workers else ())
+        if self._fixed_workers:
+            snapshot = replace(snapshot, ahead=self._ahead(works, least=int(members)), running=running)
         self._empty.look(one for one in snapshot.open if snapshot.room(one.queue))
         steps = {id(one): one for one in snapshot.open if one.jobs or one not in self._empty}
         by_id = {work.session_id: work for work in works}
@@ -133,16 +137,15 @@ class Publisher:
                     del steps[id(step)]
         return sent
 
-    def _long_queues(self, works: Collection[SessionWork]) -> set[str]:
-        """Queues of which every step with results is long (`ChunkSizer.is_long`)."""
-        long: dict[str, bool] = {}
+    def _ahead(self, works: Collection[SessionWork], least: int) -> dict[str, int]:
+        """By queue of long chunks, how many may wait for each process (`ChunkSizer.ahead`)."""
+        steps: dict[str, set[tuple[int, str]]] = defaultdict(set)
         for work in self._aside.others(works):
             with self._aside.guard(work):
                 for step in work.steps:
-                    if (is_long := self._pace.is_long(work.session_id, step)) is not None:
-                        queue = work.queue(step)
-                        long[queue] = long.get(queue, True) and is_long
-        return {queue for queue, is_long in long.items() if is_long}
+                    steps[work.queue(step)].add((work.session_id, step.name))
+        found = {queue: self._pace.ahead(keys) for queue, keys in steps.items()}
+        return {queue: max(ahead, least) for queue, ahead in found.items() if ahead is not None}
 
     def _publish(self, work: SessionWork, share: Share, *, chooses: bool, devices: int) -> tuple[int, bool]:
         """How many chunks were published, and whether no job waits for the step any more.

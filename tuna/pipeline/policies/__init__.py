@@ -14,7 +14,6 @@ from tuna.pipeline.policies.gradient import gradient
 from tuna.pipeline.policies.predicted import deadline, shortest
 from tuna.pipeline.policies.snapshot import (
     PER_PROCESS,
-    PER_PROCESS_OF_LONG,
     OpenStep,
     Policy,
     Progress,
@@ -45,7 +44,6 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 
 __all__ = [
     "PER_PROCESS",
-    "PER_PROCESS_OF_LONG",
     "POLICIES",
     "OpenStep",
     "Policy",

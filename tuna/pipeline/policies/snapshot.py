@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 #: Chunks that may wait for each live process of a queue: it never idles, and what is not published can be decided later. An
-#: autoscaler needs to see more of them than processes. Without one, and where chunks are long, one is enough: with a
-#: second, two simulated searches with look-ahead take 4 to 5 % longer.
-PER_PROCESS, PER_PROCESS_OF_LONG = 2, 1
+#: autoscaler needs to see more of them than processes.
+PER_PROCESS = 2
 #: Chunks that wait in a queue of which no process is live, so that the first one finds work.
 _WITHOUT_PROCESS = 4
 
@@ -70,7 +69,9 @@ class Snapshot:
     processes: Mapping[str, int]  #: live worker processes, by queue
     bound: int  #: chunks that may wait in any queue
     per_process: int = PER_PROCESS  #: chunks that may wait for each live process
-    long: Collection[str] = ()  #: queues whose chunks are long, and for which no more processes come
+    #: The same by queue, where no autoscaler counts them; 0: none that no process is free for.
+    ahead: Mapping[str, int] = field(default_factory=dict)
+    running: Mapping[str, int] = field(default_factory=dict)  #: chunks that workers hold, by queue
     now_s: float = 0.0
     served: Mapping[tuple[int, str], int] = field(
         default_factory=dict
@@ -84,8 +85,13 @@ class Snapshot:
 
     def room(self, queue: str) -> int:
         """Chunks that may still be published into the queue."""
-        per_process = min(self.per_process, PER_PROCESS_OF_LONG) if queue in self.long else self.per_process
-        wanted = per_process * self.processes.get(queue, 0) or _WITHOUT_PROCESS
+        processes, ahead = self.processes.get(queue, 0), min(self.per_process, self.ahead.get(queue, self.per_process))
+        if not processes:
+            wanted = _WITHOUT_PROCESS
+        elif ahead:
+            wanted = ahead * processes
+        else:
+            wanted = processes - self.running.get(queue, 0)
         return max(0, min(self.bound, wanted) - self.waiting.get(queue, 0))
 
     def by_queue(self) -> dict[str, list[OpenStep]]:
