@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import random
+import sqlite3
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,9 +37,17 @@ TVM_SOLVERS = {"TvmConvDirectNCHW": "Direct", "TvmConvNCHWc": "Direct", "TvmConv
 
 def memory() -> sa.Engine:
     """An empty database with all tables, in memory."""
-    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
-    Base.metadata.create_all(engine)
-    return engine
+    connection = sqlite3.connect(":memory:")
+    _all_tables().backup(connection)
+    return sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool)
+
+
+@functools.cache
+def _all_tables() -> sqlite3.Connection:
+    """To be copied, for SQLAlchemy takes long to write the statements that make them."""
+    connection = sqlite3.connect(":memory:")
+    Base.metadata.create_all(sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool))
+    return connection
 
 
 def digest(data: bytes) -> str:

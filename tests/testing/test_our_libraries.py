@@ -24,7 +24,7 @@ from tuna.testing.contracts.library import LibraryContract
 from tuna.testing.noop import NoopLibrary
 from tuna.testing.rocm import install
 
-pytestmark = pytest.mark.usefixtures("forked_children", "forked")
+pytestmark = pytest.mark.usefixtures("forked_children", "forked", "quick_timing")
 
 LAYER = "MIOpenDriver conv -n 1 -c 8 -H 8 -W 8 -k 8 -y 3 -x 3 -p 1 -q 1 -F {direction}"
 
