@@ -122,10 +122,10 @@ def test_it_is_asked_at_once_whether_the_jobs_that_are_expected_are_those_that_a
     empty._look_at = math.inf
     empty.expect([(session_id, "measure")])
     assert every not in empty
-    empty.look([later, first])
+    empty.look_for_expected([later, first])
     assert first in empty, "nothing of it is expected"
     empty.expect([(session_id, "build")])
-    empty.look([later, first])
+    empty.look_for_expected([later, first])
     assert later in empty
     assert first not in empty
     empty.note(later, Resource.CPU, None)
@@ -182,6 +182,26 @@ def test_an_empty_step_is_claimed_once_until_jobs_wait(
     coordinator.publisher._empty._look_at = 0.0
     assert coordinator.publish() == 1
     assert claimed[2:] == ["measure"]
+
+
+def test_what_is_known_to_wait_is_published_before_the_others_are_looked_at(
+    engine: sa.Engine, make: Callable[..., Coordinator], claimed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = make_jobs(engine, 1)
+    with reading(engine) as connection:
+        (work,) = read_works(connection, [session_id])
+    coordinator = make(work)
+    coordinator.publish()
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).where(Job.id % 2 == 0).values(state="new", chunk=None))
+        connection.execute(sa.update(Job).where(Job.id % 2 == 1).values(state="compiled", step="measure", chunk=None))
+    claimed.clear()
+    look = EmptySteps.look
+    monkeypatch.setattr(EmptySteps, "look", lambda *args: claimed.append("look") or look(*args))
+    coordinator.publisher._empty._look_at = 0.0
+    coordinator.publisher.expect([(session_id, "build")])
+    assert coordinator.publish() == 2
+    assert claimed == ["build", "look", "measure"]
 
 
 def test_rounds_that_one_policy_chose_from_are_there_for_the_next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
@@ -32,6 +32,7 @@ class EmptySteps:
         self._engine = engine
         self._waits: dict[_Key, sa.ColumnElement[bool]] = {}  #: whether a job waits for the step
         self._some: set[_Key] = set()  #: those of which only some jobs are meant
+        self._expected: set[_Key] = set()  #: those of them for which jobs wait that may be others
         self._look_at = 0.0
 
     def __contains__(self, step: OpenStep) -> bool:
@@ -45,15 +46,16 @@ class EmptySteps:
         due = sa.or_(Job.ready_at.is_(None), Job.ready_at <= sa.bindparam("now"))
         # Index ix_job_claim (session_id, step, state, id).
         of_step = (Job.session_id == step.session_id, Job.step == step.step, Job.state.in_(states), due)
+        self._expected.discard(_key(step))
         self._some = self._some - {_key(step)} | (set() if only is None else {_key(step)})
         self._waits[_key(step)] = sa.exists().where(*of_step, *(() if only is None else (only,)))
 
     def expect(self, due: Iterable[tuple[int, str]]) -> None:
-        """Jobs of these sessions wait for these steps by now; where only some are meant, it is asked at once whether they do."""
+        """Jobs of these sessions wait for these steps by now; where only some are meant, `look_for_expected` asks for them."""
         for session_id, step in due:
             for key in ((session_id, step, True), (session_id, step, False)):
                 if key in self._some:
-                    self._look_at = 0.0
+                    self._expected.add(key)
                 else:
                     self._waits.pop(key, None)
 
@@ -61,18 +63,32 @@ class EmptySteps:
         """Nothing is known of any step."""
         self._waits.clear()
         self._some.clear()
+        self._expected.clear()
 
-    def look(self, steps: Iterable[OpenStep]) -> None:
-        """Ask SQL for which of `steps` jobs wait after all: four times a second at most where none are expected."""
+    def look_for_expected(self, steps: Iterable[OpenStep]) -> None:
+        """Ask SQL whether the jobs that are expected are those that `steps` mean."""
+        if self._expected:
+            self._look([key for key in map(_key, steps) if key in self._expected])
+
+    def look(self, steps: Iterable[OpenStep]) -> bool:
+        """Ask SQL, four times a second at most, for which of `steps` jobs wait after all; returns whether any do."""
         started_at = time.monotonic()
         keys = [key for key in map(_key, steps) if key in self._waits] if started_at >= self._look_at else []
         if not keys:
-            return
+            return False
+        found = self._look(keys)
+        ended_at = time.monotonic()
+        self._look_at = ended_at + max(_LOOK_EVERY_S, (ended_at - started_at) / _LOOK_SHARE)
+        return found
+
+    def _look(self, keys: Sequence[_Key]) -> bool:
+        if not keys:
+            return False
         with reading(self._engine) as connection:
             found = connection.execute(sa.select(*(self._waits[key] for key in keys)), {"now": utc_now()}).one()
+        self._expected.difference_update(keys)
         for key, waits in zip(keys, found, strict=True):
             if waits:
                 del self._waits[key]
                 self._some.discard(key)
-        ended_at = time.monotonic()
-        self._look_at = ended_at + max(_LOOK_EVERY_S, (ended_at - started_at) / _LOOK_SHARE)
+        return any(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.empty_steps import EmptySteps
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
-from tuna.pipeline.policies import OpenStep, Policy, Share
+from tuna.pipeline.policies import OpenStep, Policy, Share, Snapshot
 from tuna.pipeline.runner import DEVICE_WAIT_S
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.snapshots import Snapshots
@@ -107,7 +107,6 @@ class Publisher:
 
         `members`: some chunks were dealt to members, which have more of them than processes.
         """
-        sent = 0
         policy = self._snapshots.policy(works)
         if policy is not self._policy:  # to which a step may have other jobs
             self._policy = policy
@@ -116,8 +115,28 @@ class Publisher:
         snapshot = self._snapshots.take(policy, self._aside.others(works), waiting, self._served)
         if self._fixed_workers:
             snapshot = replace(snapshot, ahead=self._ahead(works, least=int(members)), running=running)
-        self._empty.look(one for one in snapshot.open if snapshot.room(one.queue))
-        steps = {id(one): one for one in snapshot.open if one.jobs or one not in self._empty}
+        with_room = [one for one in snapshot.open if snapshot.room(one.queue)]
+        self._empty.look_for_expected(with_room)
+        empty = [one for one in with_room if not one.jobs and one in self._empty]
+        known = [one for one in with_room if one.jobs or one not in self._empty]
+        sent = self._fill(works, policy, snapshot, waiting, known)
+        # What other processes added comes after what processes wait for.
+        if self._empty.look(one for one in empty if snapshot.room(one.queue)):
+            found = [one for one in empty if one not in self._empty]
+            sent += self._fill(works, policy, snapshot, waiting, found)
+        return sent
+
+    def _fill(
+        self,
+        works: Collection[SessionWork],
+        policy: Policy,
+        snapshot: Snapshot,
+        waiting: Counter[str],
+        open_steps: Iterable[OpenStep],
+    ) -> int:
+        """Publish of these steps what the policy chooses, counted in the snapshot's `waiting`; returns the number of chunks."""
+        sent = 0
+        steps = {id(one): one for one in open_steps}
         by_id = {work.session_id: work for work in works}
         while shares := policy(replace(snapshot, open=list(steps.values()))) if steps else []:
             if self._is_full():

@@ -77,20 +77,10 @@ def give_up(connection: sa.Connection, session_id: int, library: Library) -> set
     """
     if library.search is None:
         return set()
-    first = sa.orm.aliased(Job)
-    same = [getattr(first, name) == getattr(Job, name) for name in _SEARCH_KEY]
-    columns = (Job.id, Job.step, Job.state, Job.chunk, Job.config_id, first.id.label("first"), first.stopped)
-    query = (
-        sa.select(*columns, sa.type_coerce(first.options, sa.Text).label("options"))
-        .join(first, sa.and_(*same, first.round == 0, first.part == 0))
-        # Index ix_job_claim (session_id, step, state, id): few rows wait, whatever the number of rounds.
-        .where(Job.session_id == session_id, Job.step.in_([step.name for step in library.every_step]))
-        .where(Job.state.in_([state.value for state in _UNMEASURED]), Job.round > 0, are_rounds(Job.steps))
-        .with_for_update(skip_locked=True)
-    )
+    steps = [step.name for step in library.every_step]
     late: dict[State, list[Any]] = defaultdict(list)
     unwanted: dict[int, Collection[State]] = {}  # by the first round
-    for row in connection.execute(query).all():
+    for row in connection.execute(_LATER, {"of_session": session_id, "at_steps": steps}).all():
         if row.first not in unwanted:
             unwanted[row.first] = _unwanted(connection, session_id, row, library)
         if row.state in unwanted[row.first] and is_open(row.state, library.step(row.step).resource):
@@ -101,6 +91,25 @@ def give_up(connection: sa.Connection, session_id: int, library: Library) -> set
         goes_on = (Job.id.in_([row.first for row in rows]), Job.stopped.is_(None))
         connection.execute(sa.update(Job).where(*goes_on).values(stopped=LATE))
     return {row.chunk for rows in late.values() for row in rows if row.chunk}
+
+
+def _unmeasured() -> sa.Select[int, str, str, str | None, int, int, str | None, str]:
+    """Rounds after the first of their search that no worker measures; with what their first one says."""
+    first = sa.orm.aliased(Job)
+    same = [getattr(first, name) == getattr(Job, name) for name in _SEARCH_KEY]
+    columns = (Job.id, Job.step, Job.state, Job.chunk, Job.config_id, first.id.label("first"), first.stopped)
+    return (
+        sa.select(*columns, sa.type_coerce(first.options, sa.Text).label("options"))
+        .join(first, sa.and_(*same, first.round == 0, first.part == 0))
+        # Index ix_job_claim (session_id, step, state, id): few rows wait, whatever the number of rounds.
+        .where(Job.session_id == sa.bindparam("of_session"), Job.step.in_(sa.bindparam("at_steps", expanding=True)))
+        .where(Job.state.in_([state.value for state in _UNMEASURED]), Job.round > 0, are_rounds(Job.steps))
+        .with_for_update(skip_locked=True)
+    )
+
+
+#: Built once: building a statement costs more than running it.
+_LATER = _unmeasured()
 
 
 def _unwanted(connection: sa.Connection, session_id: int, row: Any, library: Library) -> Collection[State]:
@@ -269,7 +278,7 @@ def _rounds_of_unended() -> sa.Select[Any]:
     )
 
 
-#: Built once: building a statement costs more than running it.
+#: Built once, too.
 _ALL = _rounds_of_unended()
 _OF_CONFIGS = _ALL.where(Job.config_id.in_(sa.bindparam("configs", expanding=True)))
 
