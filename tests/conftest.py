@@ -35,6 +35,7 @@ from tuna.testing.rocm import install
 from tuna.testing.servers import find, mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads of oneDNN that wait for each other leave the cores to other tests
 share_compiled_statements()
 # structlog's default renders a traceback with all local variables, which takes a second.
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.dev.ConsoleRenderer(colors=False)])

@@ -265,18 +265,18 @@ def test_what_a_search_only_proposed_is_no_trial_yet(scene: Scene) -> None:
     assert (solver.state, solver.rounds, solver.trials, solver.stopped) == ("searching", 1, 0, "")
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--watch"], ["session", "show", "1"], ["query", "--explain"]])
 def test_why_a_search_ended_is_shown(
-    scene: Scene, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(scene)
     for place in ("tuna.db.database", "tuna.api.sessions"):
         monkeypatch.setattr(f"{place}.open_database", lambda **_: scene.engine, raising=False)
     monkeypatch.setattr("time.sleep", _interrupt)
-    for json_too in ([], ["--json"]) if words[-1] != "--explain" else ([],):
-        capsys.readouterr()
-        assert typed(" ".join(["tuna", *words, *json_too]), monkeypatch) == 0
-        assert "8 rounds" in capsys.readouterr().out
+    for words in ("status", "status --watch", "session show 1", "query --explain"):
+        for json_too in ([], ["--json"]) if words != "query --explain" else ([],):
+            capsys.readouterr()
+            assert typed(" ".join(["tuna", words, *json_too]), monkeypatch) == 0
+            assert "8 rounds" in capsys.readouterr().out, words
 
 
 def _interrupt(seconds: float) -> None:
