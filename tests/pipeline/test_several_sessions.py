@@ -226,7 +226,7 @@ def test_jobs_are_claimed_late(engine: sa.Engine, redis_client: redis.Redis, mak
 
 @pytest.mark.parametrize(
     ("fixed_workers", "seconds", "waiting"),
-    [(True, 9.0, 3), (True, 0.1, 6), (True, None, 6), (False, 9.0, 6), (True, 11.0, 3), (False, 11.0, 6)],
+    [(True, 9.0, 3), (True, 0.1, 6), (False, 9.0, 6), (True, 11.0, 3), (False, 11.0, 6), (False, None, 6)],
 )
 def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
     engine: sa.Engine,
@@ -247,14 +247,15 @@ def test_fewer_long_chunks_wait_where_no_autoscaler_counts_them(
     assert coordinator.publish() == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
 def test_a_very_long_chunk_is_published_when_a_process_is_free(
-    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator]
+    engine: sa.Engine, redis_client: redis.Redis, make: Callable[..., Coordinator], *, known: bool
 ) -> None:
-    """What is not published can still be decided."""
+    """What is not published can still be decided. Before the first results a chunk may be long."""
     session_id = make_jobs(engine, 120)
     coordinator = make(Silent(), works_of(engine, [session_id]), fixed_workers=True)
     announce(engine, redis_client, *"abc")
-    for step in ("build", "measure"):
+    for step in ("build", "measure") if known else ():
         ended = StepResult(job_id=1, attempt=1, step=step, ok=True, started_at=0.0, ended_at=60.0)
         coordinator.drain.pace.note(session_id, ended)
     assert coordinator.publish() == 3

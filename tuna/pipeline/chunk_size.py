@@ -55,10 +55,12 @@ class ChunkSizer:
     def ahead(self, steps: Collection[tuple[int, str]]) -> int | None:
         """Chunks that may wait for each process beside what it runs, in a queue with these steps of sessions.
 
-        None: as many as anywhere, for items are short, or nothing is known of them.
+        None: as many as anywhere, for items are short. Before the first result of each process none waits.
         """
         known = [self._average_s[key] for key in steps if key in self._average_s]
-        if not known or min(known) < _LONG_S:
+        if not known:
+            return 0
+        if min(known) < _LONG_S:
             return None
         latest = [seconds for key, seconds in self._latest if key in steps]
         return 0 if latest and statistics.fmean(latest) >= _VERY_LONG_S else 1
