@@ -97,11 +97,9 @@ class Artifacts:
         if keys != self.keys:
             self._keyed = _keyed(keys, self._folder, self._bound_bytes)
 
-    def refresh(self) -> bool:
-        """Take the newest keys, if there are any; whether they are others than before."""
-        before = self.keys
-        self.keys = self._newest() or before
-        return self.keys != before
+    def refresh(self) -> None:
+        """Take the newest keys, if there are any."""
+        self.keys = self._newest() or self.keys
 
     def put(self, data: bytes) -> str:
         """Store `data` atomically, signed with the current key; returns its SHA-256 (hex)."""
@@ -136,15 +134,16 @@ class Artifacts:
     def get(self, digest: str) -> bytes:
         """The bytes of `digest`; raises KeyError if missing or damaged, ArtifactRefused without a valid signature."""
         _check(digest)
+        before = self._keyed
         try:
-            return self._checked(digest)
+            return self._checked(digest, *before)
         except ArtifactRefused:
-            if not self.refresh():
+            self.refresh()
+            if self._keyed is before:  # another thread may have taken them
                 raise
-        return self._checked(digest)
+        return self._checked(digest, *self._keyed)
 
-    def _checked(self, digest: str) -> bytes:
-        keys, cache = self._keyed
+    def _checked(self, digest: str, keys: Keys | None, cache: ArtifactCache) -> bytes:
         data = cache.get(digest)
         if data is None:
             data = self._read(digest, keys)

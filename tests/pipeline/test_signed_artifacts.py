@@ -59,6 +59,21 @@ def test_what_no_member_signed_is_refused_until_a_member_makes_it(files: Files, 
     assert member.get(digest) == b"code"
 
 
+def test_what_is_refused_while_another_thread_takes_the_new_keys_is_verified_with_them(tmp_path: Path) -> None:
+    """Of the artifacts that a coordinator read at the same time just after a rotation, some were lost."""
+
+    class OfTwoThreads(UrlFiles):
+        def read(self, name: str) -> bytes:
+            if name.endswith(KEY.ids[0]):
+                store.refresh()  # the other one does
+            return super().read(name)
+
+    files = OfTwoThreads((tmp_path / "store").as_uri())
+    digest = Artifacts(files, tmp_path, OTHER).put(b"code")
+    store = Artifacts(files, tmp_path, KEY, newest=lambda: OTHER)
+    assert store.get(digest) == b"code"
+
+
 def test_a_changed_signature_and_changed_bytes_are_refused_and_mended_by_the_next_put(
     files: Files, tmp_path: Path
 ) -> None:
