@@ -65,6 +65,9 @@ def test_nothing_waits_where_the_steps_of_a_queue_are_very_long_together() -> No
         pace.note(3, result(0.1, step="build"))
     assert pace.ahead(keys) == 0, "another queue's steps do not count"
     assert pace.ahead([*keys, (3, "build")]) is None, "a step is short"
+    for _ in range(3):
+        pace.note(2, result(60.0, step="update"))
+    assert pace.ahead([*keys, (3, "build")]) == 0, "which matters little beside the others"
 
 
 def test_the_step_decides_until_enough_is_known() -> None:

@@ -60,7 +60,7 @@ class ChunkSizer:
         known = [self._average_s[key] for key in steps if key in self._average_s]
         if not known:
             return 0
-        if min(known) < _LONG_S:
-            return None
         latest = [seconds for key, seconds in self._latest if key in steps]
-        return 0 if latest and statistics.fmean(latest) >= _VERY_LONG_S else 1
+        if latest and statistics.fmean(latest) >= _VERY_LONG_S:  # however short some are: each costs the same moment
+            return 0
+        return None if min(known) < _LONG_S else 1
