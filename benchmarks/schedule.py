@@ -69,7 +69,7 @@ _SET_UPS = {
 
 def main() -> int:
     """Command line; `--seeds`: simulations of each set-up."""
-    numbers = {"seeds": 12, "devices": 1000, "jobs": 100_000, "scale": 30, "batches": 14, "runs": 3}
+    numbers = {"seeds": 12, "devices": 1000, "jobs": 100_000, "scale": 20, "batches": 14, "runs": 3}
     options = command_line(__doc__, **numbers).parse_args()
     outcome = Outcome("schedule", {"seeds": options.seeds})
     if options.scale:
