@@ -81,7 +81,13 @@ TVM_MODULES = (
     "tuna.models.child",
 )
 #: Files whose queries other files run on MariaDB too: there in drills alone, since MariaDB takes twice the time of SQLite.
-ON_SQLITE = ("exports/test_export.py", "golden/test_golden_cli.py", "golden/test_golden_compare.py")
+ON_SQLITE = (
+    "exports/test_export.py",
+    "golden/test_golden_build.py",
+    "golden/test_golden_cli.py",
+    "golden/test_golden_compare.py",
+    "pipeline/test_searches_shown.py",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

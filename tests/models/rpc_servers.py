@@ -23,6 +23,8 @@ from tuna.testing.servers import wait_until
 _PORTS = 20000 + os.getpid() % 400 * 50
 _MAGIC = struct.pack("<i", 0x2F271)
 _START_S = 60.0
+#: It says no to a client of another key once the session before has ended.
+_ANSWER_S = 3.0
 _servers: dict[str, Any] = {}
 
 
@@ -35,6 +37,18 @@ def server(**options: Any) -> Iterator[Any]:
         yield found
     finally:
         found.terminate()
+
+
+def answers(port: int) -> bool:
+    """Whether the server there still accepts sessions: one of TVM's ends for good with a session that ends badly."""
+    key = b"client:of nobody"
+    try:
+        with socket.create_connection(("127.0.0.1", port), _ANSWER_S) as asked:
+            asked.settimeout(_ANSWER_S)
+            asked.sendall(struct.pack("<ii", rpc.base.RPC_MAGIC, len(key)) + key)
+            return len(asked.recv(4)) == 4
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
