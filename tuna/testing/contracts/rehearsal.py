@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuna.artifact_files import folder_url
 from tuna.artifacts import Artifacts
 from tuna.configs import Config
 from tuna.libraries.base import Library, Step
@@ -24,7 +25,7 @@ def run_context(folder: Path) -> RunContext:
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     cpus = eval_cpus()
-    store = Artifacts((folder / "artifacts").as_uri(), folder / "cache")
+    store = Artifacts(folder_url(folder / "artifacts"), folder / "cache")
     device = DeviceHandle(id=f"cpu{cpus[0]}", cpus=cpus)
     return RunContext(artifacts=store, scratch=scratch, cpus=cpus, device=device)
 

@@ -8,11 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing.fin_problem import FinError
-else:
-    from fin_problem import FinError
+from .fin_problem import FinError
 
 LOCK = "fin-double.lock"
 _MARK = "fin-double.ukdb"

@@ -1,20 +1,23 @@
 """A fake ROCm installation: the fin double, a fake rocminfo, the version files that Tuna reads.
 
-eval "$(python -m tuna.testing.rocm DIR --arch gfx90a --num-cu 104)"
+eval "$(PYTHONPATH=tests python -m fin_double.rocm DIR --arch gfx90a --num-cu 104)"
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuna.testing import fin_options
+from . import fin_options
 
+_SOURCE = Path(__file__).resolve().parent
 _MARKETING_NAMES = {
     "gfx900": "Radeon Instinct MI25",
     "gfx906": "AMD Instinct MI50/MI60",
@@ -43,13 +46,15 @@ def install(
 ) -> dict[str, str]:
     """Write the tree and return the environment variables that make Tuna use it.
 
-    `options` are those of `tuna.testing.fin_options`; `recordings` is a directory with answers of a real fin. Both can be
+    `options` are those of `fin_options`; `recordings` is a directory with answers of a real fin. Both can be
     changed by installing again. Results of the double are marked as simulated; `marked=False` omits the marker file, for
     tests of how real results are handled. Raises ValueError for an unknown option.
     """
     folder = folder.absolute()
     checked = fin_options.checked({"gpus": gpus, **(options or {})})
-    double = Path(__file__).with_name("fin.py")
+    double = folder / "bin" / "fin_double"  # beside fin, for the box lets fin read its own folder alone
+    compileall.compile_dir(_SOURCE, quiet=1)  # a boxed fin cannot write bytecode
+    shutil.copytree(_SOURCE, double, ignore=shutil.ignore_patterns("*.pyc.*"), dirs_exist_ok=True)
     settings = folder / "share" / "fin-double.json"
     variables = {"TUNA_FIN_DOUBLE": settings}
     if recordings is not None:
@@ -132,7 +137,7 @@ def _write(path: Path, text: str, mode: int = 0o644) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Install from the command line and print export lines for a shell."""
-    parser = argparse.ArgumentParser(prog="python -m tuna.testing.rocm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fin_double.rocm", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arch", default="gfx908")
     parser.add_argument("--num-cu", type=int, default=120)
@@ -140,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--miopen", default="3.3.0", help="version of MIOpen")
     parser.add_argument("--tweak", default="2d1fd997", help="MIOpen's commit")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--options", type=json.loads, default={}, help="JSON: see tuna/testing/fin_options.py")
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON: see tests/fin_double/fin_options.py")
     parser.add_argument("--recordings", type=Path, help="folder with real_applicability_*.jsonl.gz")
     for name, value in install(**vars(parser.parse_args(arguments))).items():
         print(f"export {name}={shlex.quote(value)}")

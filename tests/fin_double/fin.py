@@ -1,6 +1,6 @@
 """A test double of AMD's `fin`: it implements fin's protocol with simulated kernels and times.
 
-    python -S -E fin.py -i input.json -o output.json
+    python -S -E tests/fin_double -i input.json -o output.json
 
 It replaces the fin of MIOpen 3.3.0 on machines without ROCm. It imports only the standard library and its sibling modules
 `fin_*`, so that it starts quickly and works in any environment. Equal inputs give byte-equal outputs, except for
@@ -22,17 +22,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing import fin_options
-    from tuna.testing.fin_cache import CacheFolder
-    from tuna.testing.fin_problem import FinError
-    from tuna.testing.fin_steps import Crash, Job
-else:
-    import fin_options
-    from fin_cache import CacheFolder
-    from fin_problem import FinError
-    from fin_steps import Crash, Job
+from . import fin_options
+from .fin_cache import CacheFolder
+from .fin_problem import FinError
+from .fin_steps import Crash, Job
 
 _USAGE = "Usage: ./fin *input_json *output_json\n\nSupported arguments:\n-i *input_json\n-o *output_json\n\n"
 
@@ -97,7 +90,3 @@ def _die(message: str, signal_number: int) -> NoReturn:
     signal.signal(signal_number, signal.SIG_DFL)
     os.kill(os.getpid(), signal_number)
     raise SystemExit(128 + signal_number)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

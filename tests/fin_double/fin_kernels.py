@@ -12,15 +12,9 @@ import struct
 from functools import cache
 from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing.fin_params import REPEATING, WORDS, perf_configs
-    from tuna.testing.fin_problem import Device, Problem
-    from tuna.testing.fin_solvers import WITHOUT_KERNELS, Solver
-else:
-    from fin_params import REPEATING, WORDS, perf_configs
-    from fin_problem import Device, Problem
-    from fin_solvers import WITHOUT_KERNELS, Solver
+from .fin_params import REPEATING, WORDS, perf_configs
+from .fin_problem import Device, Problem
+from .fin_solvers import WITHOUT_KERNELS, Solver
 
 KernelObject = dict[str, Any]
 #: In TFLOP/s.

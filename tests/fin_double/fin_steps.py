@@ -10,20 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing import fin_kernels, fin_params, fin_problem, fin_solvers
-    from tuna.testing.fin_cache import CacheFolder, hang
-    from tuna.testing.fin_problem import FinError
-    from tuna.testing.fin_solvers import Solver
-else:
-    import fin_kernels
-    import fin_params
-    import fin_problem
-    import fin_solvers
-    from fin_cache import CacheFolder, hang
-    from fin_problem import FinError
-    from fin_solvers import Solver
+from . import fin_kernels, fin_params, fin_problem, fin_solvers
+from .fin_cache import CacheFolder, hang
+from .fin_problem import FinError
+from .fin_solvers import Solver
 
 Entry = dict[str, Any]
 _ALGORITHMS = {"F": "Fwd", "B": "BwdData", "W": "BwdWeights"}

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing.fin_problem import Device, Problem
-else:
-    from fin_problem import Device, Problem
+from .fin_problem import Device, Problem
 
 
 class Solver(NamedTuple):

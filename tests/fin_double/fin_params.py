@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from itertools import product
 
-TYPE_CHECKING = False
-if TYPE_CHECKING or __package__:
-    from tuna.testing.fin_problem import Device, Problem
-    from tuna.testing.fin_solvers import PRECOMPILED, Solver
-else:
-    from fin_problem import Device, Problem
-    from fin_solvers import PRECOMPILED, Solver
+from .fin_problem import Device, Problem
+from .fin_solvers import PRECOMPILED, Solver
 
 #: perf_compile sends the one kernel of these solvers once for each number of wave groups.
 REPEATING = ("ConvBinWinogradRxSf3x2", "ConvBinWinogradRxSf2x3")
