@@ -6,7 +6,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from tuna.db.models import FindDb, Solver
-from tuna.libraries.base import BASELINE
+from tuna.db.types import timed
+from tuna.vocabulary import BASELINE
 
 
 def is_no_baseline() -> sa.ColumnElement[bool]:
@@ -23,4 +24,4 @@ def is_no_baseline() -> sa.ColumnElement[bool]:
 
 def is_measured() -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions on find_db that leave results which a device gave: timed, not simulated, and no baseline's as above."""
-    return FindDb.time_ms > 0, FindDb.simulated.is_(False), is_no_baseline()
+    return timed(FindDb.time_ms), FindDb.simulated.is_(False), is_no_baseline()

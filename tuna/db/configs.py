@@ -169,6 +169,16 @@ def with_ids(connection: sa.Connection, kinds: Iterable[str], tag: str | None) -
     return [(row.id, from_json_text(row.json)) for row in rows]
 
 
+def kinds_beside(connection: sa.Connection, kinds: Iterable[str], tag: str) -> dict[int, str]:
+    """Return the kind of each config that carries `tag` and is of none of these kinds, by its id."""
+    statement = (
+        sa.select(models.Config.id, models.Config.kind)
+        .join(ConfigTag, ConfigTag.config_id == models.Config.id)
+        .where(ConfigTag.tag == tag, models.Config.kind.not_in(list(kinds)))
+    )
+    return {row.id: row.kind for row in connection.execute(statement)}
+
+
 def require_tag(connection: sa.Connection, tag: str) -> None:
     """Raise NotFound with the tags there are unless something carries `tag`."""
     if connection.execute(sa.select(ConfigTag.tag).where(ConfigTag.tag == tag).limit(1)).first() is None:

@@ -27,7 +27,7 @@ _OUTAGE_CODES = frozenset({1053, 2002, 2003, 2006, 2013, 1040, 1203, 1226, 1047,
 _LOCKED = "database is locked"
 
 
-def make_engine(url: str) -> sa.Engine:
+def make_engine(url: str | sa.URL) -> sa.Engine:
     """An engine for `url`; raises BadInput for a URL that SQLAlchemy cannot use, without repeating its password."""
     try:
         parsed = sa.make_url(url)

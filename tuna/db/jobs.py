@@ -8,9 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs.conv import COMMANDS
-from tuna.db import configs, solvers
-from tuna.db.models import ConfigTag, ConvConfig, Job, Solver, SolverApplicability
+from tuna.db.models import ConfigTag, ConvConfig, Job, NoSolver, Solver, SolverApplicability
 from tuna.db.types import utc_now
 from tuna.errors import BadInput
 
@@ -43,6 +41,7 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
 
     One INSERT ... SELECT, whatever their number, and another one for those that search in rounds.
     """
+    _mark_loaded(connection, request)
     if not request.searched:
         return _load(connection, request, request.steps, sa.true())
     searches = Solver.name.in_(request.searched)
@@ -50,7 +49,21 @@ def load(connection: sa.Connection, request: JobRequest) -> int:
     return count + _load(connection, request, (request.search, *request.steps), searches)
 
 
+def _mark_loaded(connection: sa.Connection, request: JobRequest) -> None:
+    """Mark the configs without a solver that jobs are asked for: reports of the session name them."""
+    row = NoSolver
+    asked = [row.session_id == request.session_id]
+    if request.tag is not None:
+        asked.append(row.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == request.tag)))
+    if request.config_ids:
+        asked.append(row.config_id.in_(list(request.config_ids)))
+    connection.execute(sa.update(row).where(*asked).values(loaded=True))
+
+
 def _load(connection: sa.Connection, request: JobRequest, order: Sequence[str], which: sa.ColumnElement[bool]) -> int:
+    from tuna.configs.conv import COMMANDS
+    from tuna.db import configs, solvers
+
     if request.tag is not None:
         configs.require_tag(connection, request.tag)
     ids = solvers.solver_ids(connection, request.library, request.solvers)
@@ -144,11 +157,22 @@ def by_state(connection: sa.Connection, session_id: int) -> dict[tuple[str, str]
     return {(state, step): count for state, step, count in connection.execute(statement)}
 
 
-def by_steps(connection: sa.Connection, session_id: int) -> dict[tuple[str, str, str], int]:
-    """Numbers of jobs by (all their steps, state, step)."""
+def by_steps(connection: sa.Connection, session_id: int, tag: str | None = None) -> dict[tuple[str, str, str], int]:
+    """Numbers of jobs by (all their steps, state, step); with `tag` of those whose layers carry it.
+
+    Two look-ups in ix_job_search tell whether all jobs have the same steps, as most sessions' have; then ix_job_claim alone
+    answers for the whole session.
+    """
+    if tag is None:
+        ends = (sa.select(end(Job.steps)).where(Job.session_id == session_id) for end in (sa.func.min, sa.func.max))
+        first, last = connection.execute(sa.select(*(end.scalar_subquery() for end in ends))).one()
+        if first == last:
+            return {(first, state, step): count for (state, step), count in by_state(connection, session_id).items()}
     statement = (
         sa.select(Job.steps, Job.state, Job.step, sa.func.count())
         .where(Job.session_id == session_id)
         .group_by(Job.steps, Job.step, Job.state)
     )
+    if tag is not None:
+        statement = statement.join(ConfigTag, sa.and_(ConfigTag.config_id == Job.config_id, ConfigTag.tag == tag))
     return {(steps, state, step): count for steps, state, step, count in connection.execute(statement)}

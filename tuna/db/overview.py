@@ -24,6 +24,7 @@ _job = _table("job", "id", "session_id", "step", "state", "failures", "uncharged
 _attempt = _table("step_result", "id", "job_id", "step", "cause", "output_tail")
 _find_db = _table("find_db", "session_id", "simulated", "noisy")
 _letter = _table("dead_letter", sa.quoted_name("library", quote=True), "session_id")
+_no_solver = _table("no_solver", "session_id", "loaded")
 _session = _table("session", "id", "reason", "environment_id", "priority", "deadline", "fault")
 _environment = _table("environment", "id", sa.quoted_name("library", quote=True), "key", "arch")  # reserved in MySQL 9
 
@@ -58,6 +59,7 @@ class Overview:
     fault: str = ""  #: why coordinators have set it aside
     undrained: int = 0  #: reports that wait for a coordinator which has the library
     searches: Searches = field(default_factory=Searches)
+    without_solver: int = 0  #: layers that jobs were asked for and that no solver takes
 
     @property
     def in_flight(self) -> int:
@@ -126,6 +128,14 @@ NOISY = (
 )
 
 
+#: Served by the primary key.
+WITHOUT_SOLVER = (
+    sa.select(_no_solver.c.session_id, sa.func.count())
+    .where(_no_solver.c.loaded == sa.true())
+    .group_by(_no_solver.c.session_id)
+)
+
+
 #: Served by ix_dead_letter_library_session_id.
 UNDRAINED = (
     sa.select(_letter.c.session_id, sa.func.count())
@@ -158,6 +168,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             counts[row.session_id][row.state] += row.number
         simulated = set(connection.execute(SIMULATED).scalars())
         noisy = {row[0]: row[1] for row in connection.execute(NOISY)}
+        without = {row[0]: row[1] for row in connection.execute(WITHOUT_SOLVER)}
         undrained_of = {row[0]: row[1] for row in connection.execute(UNDRAINED)}
         failures, found = pending.result(), searching.result()
     return [
@@ -176,6 +187,7 @@ def read(engine: sa.Engine, session_id: int | None = None) -> list[Overview]:
             fault=row.fault or "",
             undrained=undrained_of.get(row.id, 0),
             searches=found.get(row.id, Searches()),
+            without_solver=without.get(row.id, 0),
         )
         for row in rows
     ]

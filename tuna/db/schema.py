@@ -14,27 +14,33 @@ from sqlalchemy.exc import DBAPIError
 from tuna.db.engine import reading
 from tuna.errors import DatabaseError, SchemaError
 
-#: The newest revision in migrations/versions. Repeated here because importing alembic takes 0.2 s; a test compares.
-HEAD = "0030"
+#: The newest revision in tuna/db/migrations/versions. Repeated here because importing alembic takes 0.2 s; a test compares.
+HEAD = "0031"
 #: Revisions that `upgrade` can start from, oldest first.
 KNOWN = tuple(f"{number:04}" for number in range(1, int(HEAD) + 1))
 
 
 def migrations_dir() -> Path:
-    """Directory of the Alembic scripts, in the source tree or as installed."""
-    import tuna_migrations
-
-    return Path(next(iter(tuna_migrations.__path__)))
+    """Directory of the Alembic scripts."""
+    return Path(__file__).parent / "migrations"
 
 
 def revision(engine: sa.Engine) -> str | None:
-    """The schema revision of the database; None if it is empty. Raises SchemaError for tables that are not Tuna's."""
+    """Return the schema revision of the database; None if it is empty, or its first upgrade was cut off.
+
+    Raises SchemaError for tables that are not Tuna's.
+    """
     with reading(engine) as connection:
         tables = set(sa.inspect(connection).get_table_names())
         if "alembic_version" in tables:
             found: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-            if found is not None or not tables - {"alembic_version"}:
+            if found is not None:
                 return found
+            tables.remove("alembic_version")
+            if tables:
+                from tuna.db.models import Base
+
+                tables -= Base.metadata.tables.keys()
     if tables:
         where = engine.url.render_as_string(hide_password=True)
         raise SchemaError(
@@ -61,18 +67,21 @@ def require(engine: sa.Engine, *, embedded: bool) -> None:
 
 
 def upgrade(engine: sa.Engine) -> None:
-    """Upgrade the database to HEAD, safe to call concurrently. Raises SchemaError for a newer or foreign schema."""
+    """Upgrade the database to HEAD, safe to call concurrently, and again where one was cut off.
+
+    Raises SchemaError for a newer or foreign schema.
+    """
     from alembic import command
     from alembic.config import Config
 
-    with _upgrade_lock(engine):
+    with engine.connect() as connection, _upgrade_lock(connection):
         found = revision(engine)
         _refuse_newer(engine, found)
         if found == HEAD:
             return
         config = Config()
         config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
-        with engine.connect() as connection, _tables_may_be_copied(connection):
+        with _tables_may_be_copied(connection):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
@@ -111,10 +120,14 @@ def _refuse_newer(engine: sa.Engine, found: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _upgrade_lock(engine: sa.Engine) -> Iterator[None]:
-    """Mutual exclusion of concurrent upgrades of the same database."""
-    if engine.dialect.name == "sqlite":
-        database = engine.url.database
+def _upgrade_lock(connection: sa.Connection) -> Iterator[None]:
+    """Mutual exclusion of concurrent upgrades of the same database.
+
+    A MySQL server ends the statement of a client that was killed before it drops the client's locks, so the lock is one of the
+    connection that upgrades: otherwise the next upgrade could begin beside that statement.
+    """
+    if connection.dialect.name == "sqlite":
+        database = connection.engine.url.database
         if not database or database == ":memory:":
             yield
             return
@@ -122,10 +135,13 @@ def _upgrade_lock(engine: sa.Engine) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         return
-    with engine.connect() as connection:
-        if connection.execute(sa.text("SELECT GET_LOCK('tuna_schema', 120)")).scalar() != 1:
-            raise DatabaseError("Another process has been upgrading the database for two minutes.")
-        try:
-            yield
-        finally:
+    taken = connection.execute(sa.text("SELECT GET_LOCK('tuna_schema', 120)")).scalar()
+    connection.commit()
+    if taken != 1:
+        raise DatabaseError("Another process has been upgrading the database for two minutes.")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.rollback()
             connection.execute(sa.text("SELECT RELEASE_LOCK('tuna_schema')"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -14,9 +14,11 @@ from tuna.db.models import Installation
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.base import Environment
-from tuna.settings import Settings
-from tuna.signatures import Keys
+
+if TYPE_CHECKING:
+    from tuna.libraries.base import Environment
+    from tuna.settings import Settings
+    from tuna.signatures import Keys
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         .where(models.Session.id == session_id)
     ).first()
     if row is None:
-        there = connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20)).scalars().all()
-        ids = ", ".join(map(str, there)) or "none yet"
-        raise NotFound(f"There is no session {session_id}.", hint=f"sessions: {ids}")
+        raise _missing(connection, session_id)
+    from tuna.libraries.base import Environment
+
     environment = Environment(
         library=row.library,
         library_version=row.library_version,
@@ -100,6 +102,17 @@ def get(connection: sa.Connection, session_id: int) -> SessionInfo:
         conditions=row.conditions or {},
     )
     return SessionInfo(session_id, row.reason, environment, row.priority, row.deadline)
+
+
+def require(connection: sa.Connection, session_id: int) -> None:
+    """Raise NotFound, whose hint lists the existing ids, unless the session is there."""
+    if connection.execute(sa.select(models.Session.id).where(models.Session.id == session_id)).scalar() is None:
+        raise _missing(connection, session_id)
+
+
+def _missing(connection: sa.Connection, session_id: int) -> NotFound:
+    there = connection.execute(sa.select(models.Session.id).order_by(models.Session.id).limit(20)).scalars().all()
+    return NotFound(f"There is no session {session_id}.", hint=f"sessions: {', '.join(map(str, there)) or 'none yet'}")
 
 
 def libraries(connection: sa.Connection, session_ids: Iterable[int]) -> dict[int, str]:
@@ -119,6 +132,8 @@ def namespace(connection: sa.Connection) -> str:
 
 def artifact_keys(connection: sa.Connection, settings: Settings) -> Keys:
     """The keys that sign and verify artifacts: that of TUNA_ARTIFACTS_KEY, else this installation's with its former ones."""
+    from tuna.signatures import Keys
+
     if settings.artifacts_key is not None:
         return Keys.of_secret(settings.artifacts_key.get_secret_value())
     former = sa.select(models.FormerKey.public).order_by(models.FormerKey.superseded_at.desc(), models.FormerKey.public)

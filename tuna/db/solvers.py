@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tuna.db import configs, models, sessions
+from tuna.db import models, sessions
 from tuna.db.engine import reading, retrying, writing
-from tuna.db.models import SolverApplicability
+from tuna.db.models import Config, ConfigTag, NoSolver, SolverApplicability
 from tuna.db.upsert import upsert
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.base import Library, canonical_name
 from tuna.sentences import choices
+from tuna.vocabulary import canonical_name, kind_text
+
+if TYPE_CHECKING:
+    from tuna.libraries.base import Library
 
 _BATCH = 5000
+#: Of the column `no_solver.reason`.
+_REASON_CHARS = 255
 
 
 def update_solvers(connection: sa.Connection, library: Library) -> int:
@@ -111,20 +117,29 @@ class Applicability:
     unanswered: tuple[
         str, ...
     ] = ()  #: labels of configs for which the library failed to answer; they keep what they had
+    without: Mapping[str, int] = field(default_factory=dict)  #: number of configs that no solver takes, by reason
 
 
 def update_applicability(engine: sa.Engine, library: Library, session_id: int, tag: str | None = None) -> Applicability:
-    """Ask the library which solvers can run which configs; computed outside of transactions, stored in batches."""
+    """Ask the library which solvers can run which configs; computed outside of transactions, stored in batches.
+
+    With a tag, its configs of kinds that the library does not have are stored as configs without a solver.
+    """
+    from tuna.db import configs
+
     with reading(engine) as connection:
         environment = sessions.get(connection, session_id).environment
         ids = solver_ids(connection, library.name)
         pairs = configs.with_ids(connection, library.kinds, tag)
-    if not pairs:
+        others = {} if tag is None else configs.kinds_beside(connection, library.kinds, tag)
+    if not pairs and not others:
         raise BadInput("There are no configs yet.", hint="import some: `tuna import FILE -t TAG`")
     by_key = {config.key: config_id for config_id, config in pairs}
     unknown: Counter[str] = Counter()
     rows: list[dict[str, int]] = []
-    config_ids: list[int] = []
+    config_ids = sorted(others)
+    without = {config_id: _no_solver(kind_text(kind)) for config_id, kind in others.items()}
+    reasons = Counter(without.values())
     unanswered: list[str] = []
     count = 0
     for config, names in library.applicable((config for _, config in pairs), environment):
@@ -135,18 +150,35 @@ def update_applicability(engine: sa.Engine, library: Library, session_id: int, t
         config_ids.append(config_id)
         found = {canonical_name(name) for name in names}
         unknown.update(found - ids.keys())
+        if not found and (lacking := library.unsupported(config)):
+            without[config_id] = _no_solver(lacking)
+            reasons[without[config_id]] += 1
         rows += [
             {"session_id": session_id, "config_id": config_id, "solver_id": solver_id}
             for solver_id in sorted(ids[name] for name in found & ids.keys())
         ]
         if len(config_ids) >= _BATCH:
-            count += _replace(engine, session_id, config_ids, rows)
-            rows, config_ids = [], []
-    count += _replace(engine, session_id, config_ids, rows)
-    return Applicability(len(pairs), count, dict(unknown), tuple(unanswered))
+            count += _replace(engine, session_id, config_ids, rows, without)
+            rows, config_ids, without = [], [], {}
+    count += _replace(engine, session_id, config_ids, rows, without)
+    return Applicability(len(pairs) + len(others), count, dict(unknown), tuple(unanswered), dict(reasons))
 
 
-def _replace(engine: sa.Engine, session_id: int, config_ids: Sequence[int], rows: Sequence[dict[str, int]]) -> int:
+def _no_solver(what: str) -> str:
+    return f"no solver for {what}"[:_REASON_CHARS]
+
+
+def _replace(
+    engine: sa.Engine,
+    session_id: int,
+    config_ids: Sequence[int],
+    rows: Sequence[dict[str, int]],
+    without: Mapping[int, str],
+) -> int:
+    mine = (NoSolver.session_id == session_id, NoSolver.config_id.in_(config_ids))
+    lacking = [
+        {"session_id": session_id, "config_id": key, "reason": text, "loaded": False} for key, text in without.items()
+    ]
     for attempt in retrying():
         with attempt, writing(engine) as connection:
             connection.execute(
@@ -156,4 +188,30 @@ def _replace(engine: sa.Engine, session_id: int, config_ids: Sequence[int], rows
             )
             if rows:
                 connection.execute(sa.insert(SolverApplicability), list(rows))
+            connection.execute(sa.delete(NoSolver).where(*mine, NoSolver.config_id.not_in(list(without))))
+            upsert(connection, NoSolver, lacking, key=("session_id", "config_id"), update=("reason",))
     return len(rows)
+
+
+@dataclass(frozen=True)
+class LayerWithoutSolver:
+    """A layer that jobs were asked for and that no solver of the library takes."""
+
+    config_id: int
+    layer: str  #: label
+    driver: str
+    kind: str
+    reason: str
+
+
+def without_solver(connection: sa.Connection, session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
+    """Return the layers of the session, with this tag if given, that no solver takes, in the order of their import."""
+    query = (
+        sa.select(NoSolver.config_id, Config.label, Config.driver, Config.kind, NoSolver.reason)
+        .join(Config, Config.id == NoSolver.config_id)
+        .where(NoSolver.session_id == session_id, NoSolver.loaded.is_(True))
+        .order_by(NoSolver.config_id)
+    )
+    if tag is not None:
+        query = query.where(NoSolver.config_id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == tag)))
+    return [LayerWithoutSolver(*row) for row in connection.execute(query)]

@@ -8,6 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from tuna.libraries.results import LONGEST_MS, SHORTEST_MS
+
+
+def timed(time_ms: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
+    """Return the condition that a column holds a time which a run can have taken, as `libraries.results.is_time` has it."""
+    return time_ms.between(SHORTEST_MS, LONGEST_MS)
+
 
 def utc_now() -> datetime:
     """The current time as an aware datetime in UTC."""

@@ -35,7 +35,7 @@ class FindDb(Base):
     workspace_bytes: Mapped[int] = mapped_column(sa.BigInteger)
     params: Mapped[str] = mapped_column(LongText)
     algorithm: Mapped[str] = text(64, default="")  #: as the library reported it; empty: the solver's algorithm
-    problem_key: Mapped[str | None] = text(255)  #: as the library reported it; NULL: the config's
+    problem_key: Mapped[str | None] = text(255)  #: reported to an older version; used where the config has none
     trial_number: Mapped[int | None]
     final_job_id: Mapped[int | None] = mapped_column(ForeignKey("job.id"), index=True)  #: finals that its time is from
     source: Mapped[str | None] = text(255)  #: the file it was imported from, with its SHA-256

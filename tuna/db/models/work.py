@@ -103,6 +103,17 @@ class SolverApplicability(Base):
     solver_id: Mapped[int] = mapped_column(ForeignKey("solver.id", ondelete="CASCADE"), primary_key=True, index=True)
 
 
+class NoSolver(Base):
+    """No solver of the session's library takes this config, and why; `loaded`: jobs were asked for it."""
+
+    __tablename__ = "no_solver"
+    session_id: Mapped[int] = mapped_column(ForeignKey("session.id", ondelete="CASCADE"), primary_key=True)
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id", ondelete="CASCADE"), primary_key=True, index=True)
+    reason: Mapped[str] = text(255)
+    loaded: Mapped[bool] = mapped_column(default=False)
+    __table_args__ = table()
+
+
 class Job(Base):
     """Session × config × solver with its steps, or one round of it where its library searches: the unit of a lease.
 
@@ -126,7 +137,7 @@ class Job(Base):
     uncharged: Mapped[int] = mapped_column(default=0, server_default="0")  #: failures that were not the job's fault
     ready_at: Mapped[datetime | None]  #: earliest time of the next claim
     avoid: Mapped[str | None] = text(255)  #: worker that failed and should leave the job to others
-    isolate: Mapped[bool] = mapped_column(default=False)  #: its worker died: published alone from now on
+    isolate: Mapped[bool] = mapped_column(default=False)  #: its worker died with it: published alone from now on
     chunk: Mapped[str | None] = text(32, index=True)  #: the lease under which it is in flight
     leased_at: Mapped[datetime | None]
     cause: Mapped[str | None] = text(32)

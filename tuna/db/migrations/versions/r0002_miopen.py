@@ -156,18 +156,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_golden_kernel_kernel"), "golden_kernel", ["kernel"], unique=False)
 
-    kernels = op.get_bind().execute(sa.text("SELECT id, kernel FROM find_db WHERE kernel IS NOT NULL")).all()
-    with op.batch_alter_table("find_db") as table:
-        table.add_column(sa.Column("algorithm", sa.String(length=64), nullable=False, server_default=""))
-        table.add_column(sa.Column("problem_key", sa.String(length=255), nullable=True))
-        table.add_column(sa.Column("source", sa.String(length=255), nullable=True))
-        table.alter_column("job_id", existing_type=BigId, nullable=True)
-        table.alter_column("time_ms", existing_type=sa.Double(), nullable=True)
-        table.alter_column("trial_number", existing_type=sa.Integer(), nullable=True)
-        table.drop_constraint(op.f("fk_find_db_kernel"), type_="foreignkey")
-        table.drop_index(op.f("ix_find_db_kernel"))
-        table.drop_column("kernel")
-    find_db_kernel = op.create_table(
+    op.create_table(
         "find_db_kernel",
         sa.Column("find_db_id", sa.Integer(), nullable=False),
         sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
@@ -182,8 +171,28 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_index(op.f("ix_find_db_kernel_kernel"), "find_db_kernel", ["kernel"], unique=False)
-    rows = [{"find_db_id": row.id, "number": 0, "kernel": row.kernel, "name": "", "args": ""} for row in kernels]
-    op.bulk_insert(find_db_kernel, rows)
+    _move_kernels()
+    with op.batch_alter_table("find_db") as table:
+        table.add_column(sa.Column("algorithm", sa.String(length=64), nullable=False, server_default=""))
+        table.add_column(sa.Column("problem_key", sa.String(length=255), nullable=True))
+        table.add_column(sa.Column("source", sa.String(length=255), nullable=True))
+        table.alter_column("job_id", existing_type=BigId, nullable=True)
+        table.alter_column("time_ms", existing_type=sa.Double(), nullable=True)
+        table.alter_column("trial_number", existing_type=sa.Integer(), nullable=True)
+        table.drop_constraint(op.f("fk_find_db_kernel"), type_="foreignkey")
+        table.drop_index(op.f("ix_find_db_kernel"))
+        table.drop_column("kernel")
+
+
+def _move_kernels() -> None:
+    """Store the kernel of each result in the table `kernel`, before the column is dropped."""
+    connection = op.get_bind()
+    if "kernel" in (column["name"] for column in sa.inspect(connection).get_columns("find_db")):
+        op.execute("DELETE FROM find_db_kernel")  # of an upgrade that was cut off
+        op.execute(
+            "INSERT INTO find_db_kernel (find_db_id, number, kernel, name, args) "
+            "SELECT id, 0, kernel, '', '' FROM find_db WHERE kernel IS NOT NULL"
+        )
 
 
 def _fill_problem_keys() -> None:
