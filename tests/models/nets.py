@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,13 @@ class Net:
         y = self.add("Mul", x, self.add("Add", erf, self.constant(1.0)))
         return self.add("Mul", y, self.constant(0.5))
 
-    def model(self, *outputs: str, check: bool = True) -> Any:
-        """The finished model; `outputs` are of any shape."""
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
+    def model(self, *outputs: str, check: bool = True, inputs: Sequence[Any] = ()) -> Any:
+        """The finished model; `outputs` are of any shape, `inputs` in the place of `x`: name, type and shape."""
+        given = inputs or [("x", TensorProto.FLOAT, self.shape)]
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        graph = helper.make_graph(self.nodes, "net", [x], values, self.weights)
+        graph = helper.make_graph(
+            self.nodes, "net", [helper.make_tensor_value_info(*one) for one in given], values, self.weights
+        )
         opsets = [helper.make_opsetid(domain, self.opset) for domain in {node.domain for node in self.nodes} | {""}]
         made = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         return onnx.shape_inference.infer_shapes(made) if check else made
@@ -198,6 +201,24 @@ def attention() -> Any:
     return net.model(net.add("Add", dense(net.gelu(dense(x, hidden, 14)), 14, hidden), x))
 
 
+def tokens(batch: int | str = 2, length: int | str = 6) -> Any:
+    """The way into an encoder of text: token ids, a mask that hides some of them, positions from 1, and lengths."""
+    hidden, net = 16, Net(())
+    ids = net.add("Reshape", net.add("Cast", "ids", to=TensorProto.INT64), net.whole([0, -1]))
+    words = net.add("Gather", net.constant(net.random.normal(0, 1, (50, hidden))), ids)
+    place = net.add("Sub", "positions", net.whole(1))
+    x = net.add("Add", words, net.add("Gather", net.constant(net.random.normal(0, 1, (6, hidden))), place))
+    shown = net.add("Equal", net.add("Unsqueeze", "mask", net.whole([1])), net.whole(1))
+    within = net.add("Less", net.whole(range(6)), net.add("Unsqueeze", "len.1", net.whole([1])))
+    shown = net.add("And", shown, net.add("Unsqueeze", within, net.whole([1])))
+    scores = net.add("MatMul", x, net.add("Transpose", x, perm=[0, 2, 1]))
+    scores = net.add("Softmax", net.add("Where", shown, scores, net.constant(-np.inf)), axis=-1)
+    x = net.add("MatMul", net.add("MatMul", scores, x), net.constant(net.random.normal(0, 0.3, (hidden, hidden))))
+    rows, whole = [batch, length], (TensorProto.INT32, TensorProto.INT64)
+    inputs = [("ids", whole[0], rows), ("mask", whole[1], rows), ("positions", whole[1], rows), ("len.1", 7, [batch])]
+    return net.model(net.relu(x), inputs=inputs)
+
+
 def enlarged() -> Any:
     """Transposed convolutions: with batch normalisation; depthwise with an output padding; in groups with a bias; and alone."""
     net = Net((1, 8, 5, 6))
@@ -215,6 +236,7 @@ def enlarged() -> Any:
 
 
 NETS = {
+    "tokens": tokens,
     "enlarged": enlarged,
     "activated": activated,
     "attention": attention,

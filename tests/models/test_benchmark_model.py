@@ -290,7 +290,7 @@ def test_times_of_an_emulated_board_are_marked_until_it_vanishes(type_in: Type, 
         with closing(BenchmarkProcess(Place(tracker, "qemu"), [static])) as process:
             assert process.open("main", 60) == "qemu-aarch64"
             process.load("a", static)
-            process.run({"x": ["float32", [2, 3]]}, ["x"], 0)
+            process.run({"x": ["float32", [2, 3], None, "x"]}, ["x"], 0)
             rpc_servers.kill("qemu")
             with pytest.raises(ServiceError, match="The board does not answer any more"):
                 process.time({"a": 1})

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nets
 import numpy as np
 import onnx
 import onnx.reference
 import pytest
+import sqlalchemy as sa
 from command_lines import Ended
 from nets import Net
 
 from tuna import api
+from tuna.api import jobs as api_jobs
+from tuna.api import model_tuning
+from tuna.api.model_tuning import SESSION
 from tuna.configs import ConvConfig, TaskConfig
 from tuna.db import configs
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
+from tuna.db.models import ConfigTag, Job
 from tuna.errors import BadInput, NotFound
+from tuna.libraries.registry import get_library
 from tuna.models import store
 from tuna.models.manifest import Manifest, Task
+from tuna.models.process import ModelProcess
+from tuna.sandbox.cores import available_cpus
+from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed
+from tuna.sentences import size
+from tuna.workers.session_run import Progress, progress
 
+#: NumPy has no threads of its own there.
+ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "run_model.py"
 
 
@@ -76,8 +91,36 @@ def test_what_the_child_refuses_is_an_error_of_the_command(type_in: Callable[...
     onnx.save(net.model(net.add("Mystery", "x", domain="own"), check=False), path)
     ended = type_in("tuna", "tune", path)
     assert ended.code == BadInput.exit_code
-    assert "net.onnx has operators that cannot be imported: own.Mystery (1)." in ended.err
+    assert "net.onnx has operators that cannot be imported: own.Mystery (1: v0)." in ended.err
     assert api.list_models() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            ChildFailed("InternalError: Check failed: it is false: of no use.\n  File x, line 3", "the traceback"),
+            "The model net cannot be processed: InternalError: Check failed: it is false: of no use.",
+        ),
+        (
+            ChildCrashed("ended by SIGSEGV", returncode=-11, tail="the traceback"),
+            "The process that compiles net ended: ended by SIGSEGV.",
+        ),
+    ],
+    ids=["failed", "crashed"],
+)
+def test_what_goes_wrong_in_the_child_is_told_in_a_sentence(
+    fault: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(Child, "call", fail)
+    with ModelProcess("{}", "net") as process, pytest.raises(BadInput) as refused:
+        process.call("check")
+    assert str(refused.value) == told
+    assert refused.value.hint == "run it as tuna --debug to see where"
+    assert "the traceback" in str(refused.value.__cause__)
 
 
 def test_a_model_that_is_not_there_and_a_file_of_another_form_are_refused(
@@ -152,3 +195,80 @@ def test_a_shape_is_an_input_with_whole_numbers(type_in: Callable[..., Ended], t
     ended = type_in("tuna", "model", "import", "net", tmp_path / "net.onnx", "--shape", text)
     assert ended.code == BadInput.exit_code
     assert "is not of the form input=1,3,224,224" in ended.err
+
+
+@pytest.mark.usefixtures("home")
+def test_the_numbers_of_a_model_are_those_of_its_own_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(open_database()) as connection:
+        first, second = (store.StoredModel(name, manifest(*TASKS[at : at + 2])) for name, at in (("a", 0), ("b", 1)))
+        for one in (first, second):
+            store.save(connection, one.name, one.manifest, {})
+    session = api.init_session("tvm", SESSION, conditions={"caches": "cold"})
+    api.update_solvers("tvm")
+    for one in (first, second):
+        api.update_applicability(session.id, one.tag)
+    api.load_jobs(session.id, tag=None, reason="both", solvers=["TvmConvTile"], options={"candidates": 1})
+    seen: list[Progress] = []
+
+    def run(session_id: int, *, on_progress: Callable[[Progress], None], **_: object) -> None:
+        with reading(open_database()) as connection:
+            whole = progress(connection, get_library("tvm"), session_id, ())
+        assert whole.total == len(TASKS)
+        on_progress(whole)
+        with writing(open_database()) as connection:
+            ids = sa.select(ConfigTag.config_id).where(ConfigTag.tag == second.tag)
+            connection.execute(sa.update(Job).where(Job.config_id.in_(ids)).values(state="errored"))
+        on_progress(whole)
+        raise AssertionError("the jobs of the other model would be waited for")
+
+    monkeypatch.setattr(api_jobs, "run", run)
+    monkeypatch.setattr(model_tuning, "_load", lambda *_: None)
+    tuned = api.tune_model("b", on_progress=seen.append)
+    assert [(one.wanted, one.unfinished) for one in seen] == [(2, 2), (2, 0)]
+    assert tuned.errored == 2
+
+
+def test_what_cannot_be_built_is_refused_before_anything_is_tuned(
+    type_in: Callable[..., Ended], tmp_path: Path
+) -> None:
+    path, given = tmp_path / "net.onnx", tmp_path / "given.npz"
+    onnx.save(nets.tokens(), path)
+    np.savez(given, ids=np.zeros((2, 6), np.int32))
+    ended = type_in("tuna", "tune", path, "-o", tmp_path / "net.so", "--input", given)
+    assert ended.code == BadInput.exit_code
+    assert "given.npz has no array mask of shape (2, 6) and type int64." in ended.err
+    assert api.list_sessions() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(512, "512 B"), (28_300, "28 KB"), (45_100_000, "45.1 MB"), (2e9, "2.0 GB")]
+)
+def test_the_size_of_a_model_has_a_unit_that_fits(number: int, text: str) -> None:
+    assert size(int(number)) == text
+
+
+@pytest.mark.skipif(len(available_cpus()) < 2, reason="it needs two cores")
+def test_a_model_for_two_cores_says_so_and_runs_with_two_threads(type_in: Callable[..., Ended], tmp_path: Path) -> None:
+    net, path, library = Net((1, 32, 28, 28)), tmp_path / "net.onnx", tmp_path / "net.so"
+    onnx.save(net.model(net.relu(net.conv(net.relu(net.conv("x", 32, 64, 3)), 64, 64, 3))), path)
+    assert type_in("tuna", "model", "import", "net", path, "--cores", 2).code == 0
+    built = type_in("tuna", "model", "build", "net", "-o", library, "--no-rivals", "--json")
+    facts = json.loads(built.out)
+    assert (facts["cores"], facts["threads"]) == (2, 2)
+    shown = type_in("tuna", "model", "build", "net", "-o", library, "--no-rivals")
+    assert f"{library}: built for 2 of {len(available_cpus())} cores" in shown.out
+    assert "wall time of 2 threads" in shown.out
+    assert json.loads(Path(f"{library}.json").read_text())["target"]["num-cores"] == 2
+    program = (
+        "import os, sys, runpy\n"
+        f"sys.argv = ['run_model.py', {str(library)!r}]; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+        "print(os.environ['TVM_NUM_THREADS'], len(os.listdir('/proc/self/task')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=ONE_THREAD)
+    threads, tasks = ran.stdout.splitlines()[-1].split()
+    assert (threads, int(tasks)) == ("2", 2), "the main thread and one of TVM's pool"
+    shown = type_in("tuna", "model", "build", "net", "-o", library, "--no-rivals", "--no-compare", "--cores", 1)
+    assert f"{library}: built for 1 of {len(available_cpus())} cores" in shown.out
+    assert "ms of CPU time" in shown.out
+    assert json.loads(Path(f"{library}.json").read_text())["target"]["num-cores"] == 1
+    assert type_in("tuna", "model", "build", "net", "-o", library, "--cores", 4000).code == BadInput.exit_code

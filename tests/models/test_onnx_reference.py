@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nets import Net
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops import op_max_pool
 
@@ -91,3 +92,21 @@ def test_a_pool_is_not_computed_value_by_value_in_python(monkeypatch: pytest.Mon
     monkeypatch.delattr(op_max_pool.CommonPool, "_run")
     (found,) = onnx_reference.run(net.model(net.add("MaxPool", "x", **POOLS[0])), inputs(1, 2, 8, 9))
     assert found.shape == (1, 2, 4, 5)
+
+
+def test_a_pool_over_all_of_a_row_is_that_of_its_definition() -> None:
+    net, given = Net((2, 3, 8)), inputs(2, 3, 8)
+    (found,) = onnx_reference.run(net.model(net.add("GlobalMaxPool", "x")), given)
+    assert np.array_equal(found, given["x"].max(axis=2, keepdims=True))
+
+
+def test_quantised_values_of_an_old_model_are_those_of_a_newer_one() -> None:
+    """ONNX's own evaluator has the operators from opset 19 on."""
+    answers = []
+    for opset in (13, 19):
+        net = Net((2, 3, 8), opset)
+        scale, zero = net.constant([0.1, 0.2, 0.3]), net.constant([0, 3, 250])
+        net.weights[-1].CopyFrom(numpy_helper.from_array(np.array([0, 3, 250], np.uint8), zero))
+        found = net.add("DequantizeLinear", net.add("QuantizeLinear", "x", scale, zero, axis=1), scale, zero, axis=1)
+        answers += onnx_reference.run(net.model(found), inputs(2, 3, 8))
+    assert np.array_equal(*answers)

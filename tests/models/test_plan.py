@@ -20,7 +20,7 @@ from tuna.libraries.kernels import KernelJob
 from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.compiler import TvmBuilder
 from tuna.libraries.tvm.kernels.shape import Mode
-from tuna.models import build, importer, timing
+from tuna.models import build, importer, inputs, timing
 from tuna.models.kernels import Kernels, Record
 from tuna.models.manifest import Class
 
@@ -37,7 +37,10 @@ def planned(model: Any, kernels: Kernels | None = None) -> build.Planned:
 def test_a_built_model_answers_as_the_reference_of_onnx(name: str, tmp_path: Path) -> None:
     model, path = NETS[name](), tmp_path / "net.so"
     build.compile_to(planned(model), tvm.target.Target(TARGET), path)
-    assert timing.error_of(model, path, seed=3) < (1e-3 if name == "activated" else 1e-5)  # its answer is in fp16
+    known = [one["bounds"] for one in inputs.of(importer.to_relax(model, "net"))]
+    wanted = [one | {"bounds": found} for one, found in zip(importer.inputs_of(model), known, strict=True)]
+    given = inputs.values(wanted, seed=3)
+    assert timing.error_of(model, path, given) < (1e-3 if name == "activated" else 1e-5)  # its answer is in fp16
 
 
 def epilogues(found: build.Planned) -> list[tuple[str, ...]]:
@@ -156,23 +159,64 @@ def test_all_operators_that_cannot_be_imported_are_named_at_once() -> None:
     net = Net((1, 8))
     x = net.add("Mystery", net.add("Relu", "x"), domain="com.example")
     model = net.model(net.add("Bernoulli", net.add("Mystery", x, domain="com.example")), check=False)
-    with pytest.raises(BadInput, match=r"cannot be imported: Bernoulli \(1\), com\.example\.Mystery \(2\)\."):
+    model.graph.node[-1].name = "last"
+    with pytest.raises(BadInput, match=r"cannot be imported: Bernoulli \(1: last\), com\.example\.Mystery \(2: "):
         importer.to_relax(model, "net.onnx")
 
 
 def test_an_input_without_a_shape_has_to_be_given_one(tmp_path: Path) -> None:
     net, path = Net(("n", 8)), tmp_path / "net.onnx"  # type: ignore[arg-type]
     onnx.save(net.model(net.relu("x")), path)
-    with pytest.raises(BadInput, match="input x has no fixed shape") as refused:
+    with pytest.raises(BadInput, match=r"net\.onnx has open extents in the shape of its input x=n,8\.") as refused:
         importer.read_onnx(path, {})
-    assert refused.value.hint == "give it with --shape x=?,8"
+    assert refused.value.hint == "give them: --shape n=N; --batch N is the first of every input"
     for given in ({"shapes": {"x": [4, 8]}}, {"shapes": {"n": [4]}}, {"shapes": {}, "batch": 4}):
         (value,) = importer.real_inputs(importer.read_onnx(path, **given))
         assert [extent.dim_value for extent in value.type.tensor_type.shape.dim] == [4, 8]
     with pytest.raises(BadInput, match="has 2 dimensions, not 1"):
         importer.read_onnx(path, {"x": [4]})
-    with pytest.raises(BadInput, match="no input z"):
+    with pytest.raises(BadInput, match="no input z") as refused:
         importer.read_onnx(path, {"z": [4]})
+    assert refused.value.hint == "inputs: x; open extents: n"
+
+
+def test_all_that_is_in_the_way_of_an_import_is_in_one_message(tmp_path: Path) -> None:
+    path, rows = tmp_path / "net.onnx", ["batch", "length"]
+    net = Net(())
+    y = net.add("Mystery", "ids", domain="own")
+    inputs = [("ids", 7, rows), ("mask", 7, rows), ("image", 1, [1, 3, None, None])]
+    onnx.save(net.model(net.add("Bernoulli", y), inputs=inputs, check=False), path)
+    with pytest.raises(BadInput) as refused:
+        importer.read_onnx(path, {})
+    assert str(refused.value) == (
+        "net.onnx has operators that cannot be imported: Bernoulli (1: v1), own.Mystery (1: v0); and open extents "
+        "in the shape of its inputs ids=batch,length and mask=batch,length and image=1,3,?,?."
+    )
+    assert refused.value.hint == (
+        "give them: --shape batch=N --shape length=N --shape image=1,3,N,N; --batch N is the first of every input"
+    )
+
+
+def test_what_one_input_says_of_an_extent_holds_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(nets.tokens("batch", "length"), path)
+
+    def shapes(**given: Any) -> list[list[int]]:
+        return [one["shape"] for one in importer.inputs_of(importer.read_onnx(path, **given))]
+
+    expected = [[3, 6], [3, 6], [3, 6], [3]]
+    assert shapes(shapes={"ids": [3, 6]}) == expected
+    assert shapes(shapes={"batch": [3], "length": [6]}) == expected
+    assert shapes(shapes={"length": [6]}, batch=3) == expected
+    with pytest.raises(BadInput, match="input mask has the extent length, which is 6, not 5"):
+        shapes(shapes={"ids": [3, 6], "mask": [3, 5]})
+
+
+def test_an_input_that_is_no_tensor_of_numbers_is_refused(tmp_path: Path) -> None:
+    net, path = Net(()), tmp_path / "net.onnx"
+    onnx.save(net.model(net.add("Identity", "x"), inputs=[("x", onnx.TensorProto.STRING, [1])], check=False), path)
+    with pytest.raises(BadInput, match=r"net\.onnx has an input x of type object"):
+        importer.read_onnx(path, {})
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ SOLVER = "TvmConvTile"
 class InProcess:
     """The child's functions in this process, which has TVM."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, model: str) -> None:
         pass
 
     def call(self, op: str, **arguments: Any) -> Any:

@@ -9,21 +9,20 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuna.api.models import artifacts_of_models
 from tuna.errors import BadInput, NotFound, TunaError
+from tuna.models.refusals import TOLERANCE
 
 if TYPE_CHECKING:
-    from tuna.models.choice import Source, Winner
+    from tuna.models.choice import Winner
     from tuna.models.manifest import Class, Manifest
     from tuna.models.store import StoredModel
 
-#: Largest error relative to the largest magnitude of the answer that a built model may have.
-TOLERANCE = 1e-3
 #: How a file of numpy.savez begins: it is a zip archive.
 _NPZ = b"PK\x03\x04"
 
@@ -37,9 +36,12 @@ class BuiltModel:
     errors: Mapping[
         str, float
     ]  #: relative to the largest magnitude, by what they are against: ONNX's `reference`, others
-    times_ms: Mapping[str, Sequence[float]]  #: by contender, CPU time of the thread, rounds in turn
+    times_ms: Mapping[
+        str, Sequence[float]
+    ]  #: by contender, rounds in turn: CPU time of the thread, of several wall time
     wall_ms: Mapping[str, Sequence[float]]  #: wall time of the same rounds
     absent: Mapping[str, str]  #: contenders that did not take part, and why
+    remark: str  #: what was wrong with the reference, empty where nothing was
     tasks: Mapping[Class, int]
     shares: Mapping[Class, float]  #: of the time that the model's functions take
     runtime_share: float  #: of the time, spent in TVM's virtual machine and allocation
@@ -49,6 +51,8 @@ class BuiltModel:
     made_at: str  #: when it was built, checked and timed: earlier than now if it was built before
     cached: bool
     lookup_s: float  #: that looking for results of its tasks took
+    cores: int = 1  #: that it is built for
+    threads: int = 1  #: that it was timed with
     refused: Mapping[str, str] = field(default_factory=dict)  #: records that could not be applied, by task label
 
 
@@ -58,12 +62,12 @@ class Checks:
 
     rivals: bool = True  #: onnxruntime and PyTorch, where they are installed
     untuned: bool = False  #: what TVM makes of the model without tuning, which takes long
-    recorded: Path | None = None  #: an npz file with inputs by name, besides random ones
+    recorded: Path | None = None  #: an npz file with inputs by name, in the place of random ones
     seed: int = 0  #: of the random inputs
 
     def __post_init__(self) -> None:
-        if self.recorded is not None and not _is_npz(self.recorded):
-            raise BadInput(f"{self.recorded} is no file of NumPy arrays.", hint="write one with numpy.savez")
+        if self.recorded is not None:
+            check_recorded(self.recorded)
 
     @property
     def key(self) -> list[Any]:
@@ -75,12 +79,12 @@ class Checks:
 _CHECKS = Checks()
 
 
-def _is_npz(path: Path) -> bool:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(len(_NPZ)) == _NPZ
-    except OSError:
-        return False
+def check_recorded(path: Path) -> Path:
+    """The path of a file of recorded inputs; raises BadInput for one of another form."""
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        if stream.read(len(_NPZ)) == _NPZ:
+            return path
+    raise BadInput(f"{path} is no file of NumPy arrays.", hint="write one with numpy.savez")
 
 
 def build_model(
@@ -95,6 +99,7 @@ def build_model(
 ) -> BuiltModel:
     """Build an imported model into the shared library `output`, check and time it; `output` is only there if it is right.
 
+    It is built for the cores of TUNA_EVAL_CPUS, where that is set, else for as many as it was imported for.
     Kernels are the winners of the session, of the golden version, or of all sessions on such a machine; else those of similar
     tasks; else predicted. With `compare` the fastest few of each task are timed inside the model. A build of the same model and
     records that was made before is taken as it is. Raises NotFound, and BadInput if the answer differs from ONNX's reference by
@@ -103,8 +108,6 @@ def build_model(
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.models import choice, store
-    from tuna.models.build_cache import BuildCache, key_of
-    from tuna.settings import get_settings
 
     if not output.parent.is_dir():
         raise BadInput(f"There is no folder {output.parent}.")
@@ -112,94 +115,172 @@ def build_model(
         raise BadInput("Kernels come from a session or from a golden version, not from both.")
     with reading(open_database()) as connection:
         model = store.find(connection, name)
+        manifest = _for_cores(model.manifest)
         source = choice.Source(session_id, _golden_id(connection, golden), winograd)
         started = time.perf_counter()
-        known = choice.finalists(connection, model.manifest, source)
-        alike = choice.nearest(connection, model.manifest, source, known)
+        known = choice.finalists(connection, manifest, source)
+        alike = choice.nearest(connection, manifest, source, known)
         lookup_s = time.perf_counter() - started
     records: dict[str, Any] = {key: [[one.solver, one.params, False] for one in found] for key, found in known.items()}
     records |= {key: [[winner.solver, winner.params, True]] for key, winner in alike.items()}
-    request = _request(model.manifest, records, source, compare, checks)
-    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name[:99]}.") as folder:
         temporary = Path(folder) / "new.so"
-        facts = cache.find(key, temporary)
-        cached = facts is not None
-        if facts is None:
-            facts = _make(model, records, winograd, compare, checks, temporary)
-            with contextlib.suppress(TunaError, OSError):  # a full disk: the next build takes as long as this one
-                cache.keep(key, temporary, facts)
+        facts, cached = _made(model, manifest, records, winograd, compare, checks, temporary)
         temporary.replace(output)
-    built = _described(output, model, facts, known, cached=cached, lookup_s=lookup_s)
+    built = _described(output, model, facts, known, cached=cached, lookup_s=lookup_s, cores=manifest.cores)
     Path(f"{output}.json").write_text(json.dumps(_for_programs(built), indent=1) + "\n")
     return built
 
 
+def check_model(name: str, *, winograd: bool = True, compare: bool = True, checks: Checks = _CHECKS) -> float:
+    """Build an imported model with predicted kernels and check it as `build_model` does; its error. Nothing is written.
+
+    What cannot be built is so refused before anything is tuned. Raises what `build_model` raises.
+    """
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.models import store
+
+    with reading(open_database()) as connection:
+        model = store.find(connection, name)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "new.so"
+        checks = replace(checks, untuned=False)
+        facts, _ = _made(model, _for_cores(model.manifest), {}, winograd, compare, checks, library)
+    errors: Mapping[str, float] = facts["checked"]["errors"]
+    return next(iter(errors.values()))
+
+
+def _made(
+    model: StoredModel,
+    manifest: Manifest,
+    records: Mapping[str, Any],
+    winograd: bool,
+    compare: bool,
+    checks: Checks,
+    library: Path,
+) -> tuple[dict[str, Any], bool]:
+    """As `_make`, and whether it was taken from the cache, which has every build."""
+    from tuna.models.build_cache import BuildCache, key_of
+    from tuna.settings import get_settings
+
+    request = _request(manifest, records, winograd, compare, checks)
+    cache, key = BuildCache(get_settings().home / "cache" / "models"), key_of(request)
+    facts = cache.find(key, library)
+    if facts is not None:
+        return facts, True
+    facts = _make(model, manifest, records, winograd, compare, checks, library)
+    with contextlib.suppress(TunaError, OSError):  # a full disk: the next build takes as long as this one
+        cache.keep(key, library, facts)
+    return facts, False
+
+
 def _request(
-    manifest: Manifest, records: Mapping[str, Any], source: Source, compare: bool, checks: Checks
+    manifest: Manifest, records: Mapping[str, Any], winograd: bool, compare: bool, checks: Checks
 ) -> dict[str, Any]:
     """All that a build depends on, but for Tuna's own code."""
     return {
         "model": manifest.digest,
         "records": records,
-        "winograd": source.winograd,
+        "winograd": winograd,
         "compare": compare,
         "checks": checks.key,
     }
 
 
 def _make(
-    model: StoredModel, records: Mapping[str, Any], winograd: bool, compare: bool, checks: Checks, library: Path
+    model: StoredModel,
+    manifest: Manifest,
+    records: Mapping[str, Any],
+    winograd: bool,
+    compare: bool,
+    checks: Checks,
+    library: Path,
 ) -> dict[str, Any]:
-    """Build, check and time it, in the folder of `library`, which the caller removes: the child's answers."""
+    """The child's answers after it is built for `manifest`'s target, checked and timed; `library` is in a temporary folder."""
     from tuna.models.process import ModelProcess
+    from tuna.sandbox.cores import available_cpus, some_cpus
 
-    manifest, plain = model.manifest, library.with_suffix(".untuned.so")
-    source = library.with_suffix(".model")
+    plain = library.with_suffix(".untuned.so")
+    # Several threads are timed by the wall clock: each gets a core.
+    cpus = some_cpus(min(manifest.cores, len(available_cpus()))) if manifest.cores > 1 else None
+    source = library.parent / "model" / f"{model.version[:12]}{'.pt2' if ' ' in manifest.opset else '.onnx'}"
     common: dict[str, Any] = {"path": str(source), "shapes": manifest.shapes}
     target = {"target": manifest.target}
     recorded = None if checks.recorded is None else checks.recorded.resolve()
-    source.write_bytes(_data(model))
-    with ModelProcess(manifest.target, writable=(library.parent,)) as process:
+    _lay_out(model, source)
+    readable = (recorded,) if recorded else ()
+    given = {
+        "inputs": [value.model_dump(mode="json") for value in manifest.inputs],
+        "seed": checks.seed,
+        "recorded": str(recorded or ""),
+    }
+    with ModelProcess(manifest.target, model.name, writable=(library.parent,), readable=readable, cpus=cpus) as process:
         made = process.call(
-            "make", **common, **target, records=records, winograd=winograd, compare=compare, output=str(library)
+            "make",
+            **common,
+            **target,
+            records=records,
+            winograd=winograd,
+            compare=compare,
+            given=given,
+            output=str(library),
         )
         if checks.untuned:
             process.call("make_untuned", **common, **target, output=str(plain))
     # Another one: it has only what a user's program has.
-    given = (library.parent, *([recorded] if recorded else []))
-    with ModelProcess(manifest.target, readable=given) as process:
+    with ModelProcess(manifest.target, model.name, readable=(library.parent, *readable), cpus=cpus) as process:
         checked = process.call(
             "check",
             **common,
             library=str(library),
-            seed=checks.seed,
+            given=given,
             rivals=checks.rivals,
-            recorded=str(recorded or ""),
+            threads=process.threads,
             untuned=str(plain) if checks.untuned else "",
         )
-    refused = refusal(manifest.opset, checked["errors"])
-    if refused is not None:
-        raise refused
-    return {"made": made, "checked": checked, "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    checked["remark"] = judge(manifest.opset, checked, recorded is not None)
+    if recorded and "reference" in checked["errors"]:
+        errors = checked["errors"]
+        checked["errors"] = {"reference on recorded inputs": errors.pop("reference"), **errors}
+    return {
+        "made": made,
+        "checked": checked,
+        "threads": process.threads,
+        "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
-def refusal(opset: str, errors: Mapping[str, float]) -> BadInput | None:
-    """Why a model with these errors, by what they are against, is not right; None if it is. `opset` as in the manifest."""
-    wrong = {name: error for name, error in errors.items() if name.startswith("reference") and not error <= TOLERANCE}
-    if not wrong:
-        return None
+def judge(opset: str, checked: Mapping[str, Any], recorded: bool) -> str:
+    """What a user should know of the check of a model, empty where its answer is the reference's; raises BadInput for a wrong one.
+
+    Where the reference cannot compute the model, the others' answers count. Where all of them agree with the model and differ from
+    the reference, it is that which is wrong. `opset` as in the manifest.
+    """
     reference = "PyTorch's own answer" if " " in opset else "ONNX's reference evaluator"
-    name, error = max(wrong.items(), key=lambda entry: entry[1])
-    inputs = name.removeprefix("reference").strip() or "on random inputs"
-    others = {other: found for other, found in errors.items() if not other.startswith("reference")}
+    inputs, doubts = "on recorded inputs" if recorded else "on random inputs", checked["doubts"]
+    others = {name: error for name, error in checked["errors"].items() if name != "reference"}
+    names, verb = " and ".join(others), "agree" if len(others) > 1 else "agrees"
+    agree = bool(others) and all(error <= TOLERANCE for error in others.values())
     beside = "".join(f"; from {other} by {found:.2g}" for other, found in others.items())
-    text = f"The built model differs from {reference} by {error:.2g} of the largest value, {inputs}{beside}."
-    agreeing = [other for other, found in others.items() if found <= TOLERANCE]
-    if agreeing:
-        return BadInput(text, hint=f"{' and '.join(agreeing)} agrees with the built model: {reference} may be wrong")
+    if checked["unanswered"]:
+        why = f"{reference} cannot compute the model ({checked['unanswered']})"
+        if agree:
+            return f"{why}: it was compared with {names}, which {verb}"
+        if others:
+            raise BadInput(f"The built model differs{beside.removeprefix(';')} of the largest value, {inputs}; {why}.")
+        raise BadInput(
+            f"{why}, and no other runtime is here that can.",
+            hint="with onnxruntime installed its answer is compared: pip install onnxruntime",
+        )
+    error = checked["errors"]["reference"]
+    if error <= TOLERANCE:
+        return ""
+    text = f"differs from {reference} by {error:.2g} of the largest value, {inputs}"
+    if agree and all(doubts[name] > TOLERANCE for name in others):
+        return f"{reference} is wrong here: the built model {text}, and so does {names}, which {verb} with the model"
     hint = "build it without Winograd: --no-winograd; if that fails too, it is a fault of Tuna or TVM"
-    return BadInput(text, hint=hint)
+    raise BadInput(f"The built model {text}{beside}.", hint=hint)
 
 
 def _described(
@@ -210,6 +291,7 @@ def _described(
     *,
     cached: bool,
     lookup_s: float,
+    cores: int,
 ) -> BuiltModel:
     from tuna.models.manifest import Class
 
@@ -242,6 +324,7 @@ def _described(
         times_ms=checked["times_ms"],
         wall_ms=checked["wall_ms"],
         absent=checked["absent"],
+        remark=checked["remark"],
         tasks={kind: numbers[kind] for kind in Class if kind in numbers},
         shares={kind: ms / total for kind, ms in spent.items()},
         runtime_share=runtime / total,
@@ -251,6 +334,8 @@ def _described(
         made_at=facts["made_at"],
         cached=cached,
         lookup_s=lookup_s,
+        cores=cores,
+        threads=facts["threads"],
         refused={labels.get(key, key): reason for key, reason in made["refused_records"].items()},
     )
 
@@ -261,11 +346,18 @@ def _for_programs(built: BuiltModel) -> dict[str, Any]:
         "model": built.model.name,
         "version": built.model.version,
         "inputs": [value.model_dump(mode="json") for value in built.model.manifest.inputs],
-        "target": json.loads(built.model.manifest.target),
+        "target": json.loads(built.model.manifest.for_cores(built.cores).target),
         "tvm": built.model.manifest.tvm,
         "errors": dict(built.errors),
         "tasks": {str(kind): count for kind, count in built.tasks.items()},
     }
+
+
+def _for_cores(manifest: Manifest) -> Manifest:
+    from tuna.sandbox.cores import eval_cpus
+    from tuna.settings import get_settings
+
+    return manifest.for_cores(len(eval_cpus())) if get_settings().eval_cpus else manifest
 
 
 def _golden_id(connection: Any, version: int | None) -> int | None:
@@ -274,9 +366,14 @@ def _golden_id(connection: Any, version: int | None) -> int | None:
     return None if version is None else find(connection, version, "tvm").id
 
 
-def _data(model: StoredModel) -> bytes:
+def _lay_out(model: StoredModel, path: Path) -> None:
+    """Write the model's file to `path`, and its weights where it looks for them; raises NotFound."""
+    from tuna.models import files
+
+    artifacts = artifacts_of_models()
     try:
-        return artifacts_of_models().get(model.manifest.file)
+        beside = {place: artifacts.get(digest) for place, digest in model.manifest.data.items()}
+        files.lay_out(path, artifacts.get(model.manifest.file), beside)
     except KeyError:
         raise NotFound(
             f"The file of the model {model.name} is not in the artifact store any more.", hint="import it again"

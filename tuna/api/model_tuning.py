@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuna.api import jobs, sessions
@@ -30,7 +31,7 @@ class TunedModel:
     known: int  #: of them, those that had a result before
     wanted: int  #: jobs that were missing
     added: int = 0  #: of them, those that were loaded: all, or as many as fitted into the time
-    errored: int = 0  #: jobs of the session that failed for good, once all are finished
+    errored: int = 0  #: jobs of the model that failed for good, once all are finished
 
 
 def tune_model(
@@ -42,17 +43,21 @@ def tune_model(
     on_start: Callable[[TunedModel], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_wait: Callable[[float], None] | None = None,
+    on_log: Callable[[Path], None] | None = None,
 ) -> TunedModel:
     """Tune the tasks of an imported model with workers on this machine, with emptied caches.
 
     Each task is tuned by the solver that should win, the heaviest task first, then by others that may win; `minutes` limits the
     time. Nothing that is known already is measured again, whichever model it was tuned for. After an interruption a second
-    call resumes. `on_start` gets what is to be done before the workers start; `on_progress` and `on_wait` are those of
-    `api.run`. Raises NotFound.
+    call resumes. `on_start` gets what is to be done before the workers start; `on_progress`, `on_wait` and `on_log` are those
+    of `api.run`, with the numbers of this model's jobs alone. It ends with them: what another model has left is for its own
+    call. Raises NotFound.
     """
     from tuna.db.database import open_database
     from tuna.db.engine import reading
+    from tuna.libraries.registry import get_library
     from tuna.models import choice, store, tuning
+    from tuna.workers.session_run import progress
 
     started = time.monotonic()
     with reading(open_database()) as connection:
@@ -71,27 +76,35 @@ def tune_model(
         _load(session.id, waiting, len(waiting))
     budget = None if minutes is None else tuning.Budget(60 * minutes)
     seen: list[Progress] = []
+    library = get_library("tvm")
 
-    def follow(state: Progress) -> None:
-        seen.append(state)
+    def follow(whole: Progress) -> None:
+        with reading(open_database()) as connection:
+            mine = progress(connection, library, session.id, (), model.tag)
+        seen.append(mine)
         if on_progress is not None:
-            on_progress(state)
+            on_progress(mine)
         elapsed_s = time.monotonic() - started
-        if budget is not None and state.unfinished:
+        if budget is not None and mine.unfinished:
             if elapsed_s > budget.seconds:
-                raise _TimeIsUp
-            _load(session.id, waiting, budget.more(elapsed_s, state.finished - seen[0].finished, state.unfinished))
+                raise _Done
+            _load(session.id, waiting, budget.more(elapsed_s, mine.finished - seen[0].finished, mine.unfinished))
+        elif whole.unfinished and not mine.unfinished:
+            raise _Done
 
     if budget is not None:
         _load(session.id, waiting, budget.AHEAD)
     if tasks:
-        with contextlib.suppress(_TimeIsUp):
-            jobs.run(session.id, on_progress=follow, on_wait=on_wait)
+        with contextlib.suppress(_Done):
+            jobs.run(session.id, on_progress=follow, on_wait=on_wait, on_log=on_log)
     return replace(tuned, added=tuned.wanted - len(waiting), errored=seen[-1].errored if seen else 0)
 
 
-class _TimeIsUp(Exception):
-    """Ends the run of a session; workers may finish what they have begun (`shutdown_s`), the rest is for the next run."""
+class _Done(Exception):
+    """Ends the run of a session, whose time is up or whose other jobs are another model's.
+
+    Workers may finish what they have begun (`shutdown_s`), the rest is for the next run.
+    """
 
 
 def _load(session_id: int, waiting: deque[Wanted], count: int) -> None:
@@ -122,7 +135,7 @@ def _tunable(model: StoredModel, session_id: int, winograd: bool) -> list[Tunabl
     if not wanted:
         return []
     target = model.manifest.target
-    with ModelProcess(target) as process:
+    with ModelProcess(target, model.name) as process:
         asked = {"tasks": [entry.config for entry in wanted], "target": target, "bodies": bodies}
         estimated = process.call("estimate", **asked)["cycles"]
     tasks = []

@@ -45,8 +45,8 @@ def import_model(
     """Import an ONNX file, or a program of `torch.export`, under a name: its tasks become configs with their counts.
 
     `batch` is the first extent of each input that `shapes` does not name; `shapes` may also have one value for the name of an
-    open extent of an ONNX model. Raises BadInput for a file that cannot be
-    imported, with all the operators that are in the way; LibraryMissing without TVM or onnx.
+    open extent. Weights in files of their own are taken from the model's folder. Raises BadInput for a file that cannot be
+    imported, with all the operators and open extents that are in the way; LibraryMissing without TVM or onnx.
     """
     import hashlib
     import tempfile
@@ -54,7 +54,7 @@ def import_model(
     from tuna.db.database import open_database
     from tuna.db.engine import writing
     from tuna.libraries.registry import get_library
-    from tuna.models import store
+    from tuna.models import files, store
     from tuna.models.manifest import Manifest
     from tuna.models.process import ModelProcess
 
@@ -63,17 +63,20 @@ def import_model(
     engine = open_database()
     with (
         tempfile.TemporaryDirectory() as folder,
-        ModelProcess(target, writable=(Path(folder),), readable=(path.resolve(),)) as process,
+        ModelProcess(target, path.name, writable=(Path(folder),)) as process,
     ):
-        text = Path(folder) / "module.py"
+        text, copy = Path(folder) / "module.py", Path(folder) / "model" / path.name
+        files.lay_out(copy, data, {})
+        places = process.call("locations", path=str(copy))["locations"]
+        beside = {place: files.read_beside(path, place) for place in places}
+        files.lay_out(copy, data, beside)
         wanted = {key: list(value) for key, value in (shapes or {}).items()}
-        found = process.call(
-            "inspect", path=str(path.resolve()), target=target, shapes=wanted, batch=batch, text=str(text)
-        )
+        found = process.call("inspect", path=str(copy), target=target, shapes=wanted, batch=batch, text=str(text))
         artifacts = artifacts_of_models()
         manifest = Manifest(
             file=artifacts.put(data),
-            size_bytes=len(data),
+            data={place: artifacts.put(weights) for place, weights in beside.items()},
+            size_bytes=len(data) + sum(map(len, beside.values())),
             opset=found["opset"],
             shapes={value["name"]: tuple(value["shape"]) for value in found["inputs"]},
             target=target,
@@ -123,10 +126,9 @@ def _read(path: Path) -> bytes:
         raise BadInput(
             f"{path.name} is no model that can be imported.", hint="*.onnx, or *.pt2 as torch.export.save writes it"
         )
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
+    from tuna.models import files
+
+    return files.read(path)
 
 
 def artifacts_of_models() -> Artifacts:

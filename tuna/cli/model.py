@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from tuna.cli import options
 from tuna.cli.benchmark import benchmarks
 from tuna.cli.console import ProgressView, print_json, print_table, say
 from tuna.errors import BadInput
-from tuna.sentences import counted
+from tuna.sentences import counted, size
 
 _WINOGRAD = click.option(
     "--winograd/--no-winograd", default=True, help="Whether kernels may use Winograd, or direct sums only."
@@ -38,6 +39,7 @@ def model() -> None:
 @click.option(
     "--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input, or size of an open extent."
 )
+@options.cores
 def import_model(name: str, file: Path, batches: str | None, shapes: tuple[str, ...]) -> None:
     """Import the model FILE, ONNX or a .pt2 of torch.export, as NAME; its functions become tasks that can be tuned."""
     sizes, wanted = _batches(batches), dict(map(_shape, shapes))
@@ -59,10 +61,8 @@ def list_models(as_json: bool) -> None:
         tasks = entry.manifest.tasks
         shapes = " ".join(f"{value.name}:{'x'.join(map(str, value.shape))}" for value in entry.manifest.inputs)
         calls = sum(task.count for task in tasks)
-        rows.append(
-            (entry.name, entry.version[:12], shapes, len(tasks), calls, f"{entry.manifest.size_bytes / 1e6:.1f}")
-        )
-    print_table("", ("model", "version", "inputs", "tasks", "calls", "MB"), rows, right=(3, 4, 5))
+        rows.append((entry.name, entry.version[:12], shapes, len(tasks), calls, size(entry.manifest.size_bytes)))
+    print_table("", ("model", "version", "inputs", "tasks", "calls", "size"), rows, right=(3, 4, 5))
 
 
 @model.command()
@@ -110,7 +110,9 @@ _BUILD_OPTIONS = (
     ),
     click.option("--rivals/--no-rivals", default=True, help="Whether onnxruntime and PyTorch are timed beside it."),
     click.option("--untuned", is_flag=True, help="Also time what TVM makes of the model without tuning; takes long."),
-    click.option("--input", "recorded", type=click.Path(path_type=Path), help="A .npz file with inputs to check on."),
+    click.option(
+        "--input", "recorded", type=click.Path(path_type=Path), help="A .npz file with the inputs to run it on."
+    ),
 )
 
 
@@ -127,6 +129,7 @@ def _build_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--golden", type=options.GOLDEN, help="Only results of this golden version.")
 @_WINOGRAD
 @_build_options
+@options.cores
 @options.as_json
 def build(
     name: str,
@@ -163,13 +166,27 @@ model.add_command(benchmarks)
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", help="Name of the model; default: the file's.")
-@click.option("-o", "--output", type=options.OUTPUT_FILE, help="Build it, too: the shared library to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=options.OUTPUT_FILE,
+    help="The shared library to build, check and time. Without it nothing is built.",
+)
 @click.option("--batch", type=options.COUNT, help="First extent of every input.")
-@click.option("--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input.")
-@click.option("--candidates", type=options.COUNT, default=4, show_default=True, help="Per task and solver.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Tune for so long; default: until done.")
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="INPUT=N,C,H,W", help="Shape of an input, or size of an open extent."
+)
+@click.option(
+    "--candidates", type=options.COUNT, default=4, show_default=True, help="Candidates for each task and solver."
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="All tasks end by then, the heaviest first; default: until done.",
+)
 @_WINOGRAD
 @_build_options
+@options.cores
 def tune(
     file: Path,
     name: str | None,
@@ -193,11 +210,13 @@ def tune(
     imported = api.import_model(name or file.stem, file, batch=batch, shapes=dict(map(_shape, shapes)))
     show_import(imported)
     stored = imported.model
+    error = api.check_model(f"{stored.name}@{stored.version}", winograd=winograd, compare=compare, checks=checks)
+    say(f"with predicted kernels its answer is right: largest error over largest value {error:.1e}")
 
     def started(tuned: api.TunedModel) -> None:
         say(
             f"session {tuned.session_id}: {counted(tuned.tasks, 'task')} can be tuned, {tuned.known} of them have a result; "
-            f"{counted(tuned.wanted, 'job is', 'jobs are')} missing"
+            f"{counted(tuned.wanted, 'job is', 'jobs are')} missing; kernels for {_of_all_cores()} (--cores)"
         )
 
     with ProgressView("tuning") as view:
@@ -209,6 +228,7 @@ def tune(
             on_start=started,
             on_progress=view.update,
             on_wait=view.stopping,
+            on_log=view.log_kept,
         )
     if tuned.added < tuned.wanted:
         say(f"{tuned.added} of {counted(tuned.wanted, 'job')} fitted into the time; the same command goes on")
@@ -218,6 +238,8 @@ def tune(
                 f"{stored.name}@{stored.version}", output, winograd=winograd, compare=compare, checks=checks
             )
         )
+    else:
+        say(f"to build and time it: `tuna model build {shlex.quote(stored.name)} -o {shlex.quote(stored.name)}.so`")
     if tuned.errored:
         say(f"{counted(tuned.errored, 'job')} failed; see why: `tuna status --session-id {tuned.session_id}`", err=True)
     return 1 if tuned.errored else 0
@@ -253,13 +275,25 @@ def show_built(built: api.BuiltModel) -> None:
     for name, times in built.times_ms.items():
         median, wall = statistics.median(times), statistics.median(built.wall_ms[name])
         ratio = "" if name == "tuna" else f", this model takes {ours / median:.2f} of it"
-        say(f"{name}: {median:.2f} ms of CPU time ({min(times):.2f} to {max(times):.2f}), wall {wall:.2f}{ratio}")
+        spread = f"({min(times):.2f} to {max(times):.2f})"
+        if built.threads > 1:
+            say(f"{name}: {median:.2f} ms {spread}, wall time of {built.threads} threads{ratio}")
+        else:
+            say(f"{name}: {median:.2f} ms of CPU time {spread}, wall {wall:.2f}{ratio}")
     for name, reason in built.absent.items():
         say(f"{name}: {reason}")
     if built.cached:
         say(f"taken from the cache; built and timed {built.made_at}")
     errors = ", ".join(f"{error:.1e} against {what}" for what, error in built.errors.items())
-    say(f"{built.path}: largest error over largest value {errors}")
+    if built.remark:
+        say(built.remark)
+    say(f"{built.path}: built for {_of_all_cores(built.cores)}; largest error over largest value {errors}")
+
+
+def _of_all_cores(number: int | None = None) -> str:
+    from tuna.sandbox.cores import of_all
+
+    return of_all(number)
 
 
 def _as_json(built: api.BuiltModel) -> dict[str, Any]:
@@ -269,9 +303,11 @@ def _as_json(built: api.BuiltModel) -> dict[str, Any]:
         "path": str(built.path),
         "tasks": {str(kind): count for kind, count in built.tasks.items()},
         "shares": {str(kind): share for kind, share in built.shares.items()},
+        "cores": built.cores,
+        "threads": built.threads,
     }
     timed = ("times_ms", "wall_ms", "absent", "runtime_share", "functions_ms", "tuned_ms", "lookup_s")
-    names = (*timed, "errors", "refused", "compared", "made_at", "cached")
+    names = (*timed, "errors", "remark", "refused", "compared", "made_at", "cached")
     return plain | {name: getattr(built, name) for name in names}
 
 

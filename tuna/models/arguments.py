@@ -33,6 +33,8 @@ class Argument:
     place: tuple[int, ...]  #: in tuples, from the outermost; empty: the argument itself
     extents: tuple[int | str, ...]  #: a text is the name of an open extent
     type: str
+    bounds: tuple[int, int] | None = None  #: smallest and largest value to draw; None: any
+    label: str = ""  #: its name in a file of inputs, where the model's parameter has another
 
     def __str__(self) -> str:
         return f"{'.'.join((self.name, *map(str, self.place)))}={','.join(map(str, self.extents))}:{self.type}"
@@ -94,7 +96,10 @@ def sweep(arguments: Sequence[Argument], texts: Sequence[str]) -> list[dict[str,
 
 
 def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, Any]:
-    """By parameter: `[type, shape]`, or a list of such in `{"tuple": [...]}`; raises BadInput for a gap in a tuple."""
+    """By parameter: `[type, shape, bounds, label]`, or a list of such in `{"tuple": [...]}`.
+
+    Raises BadInput for a gap in a tuple.
+    """
     by_name: dict[str, list[Argument]] = {}
     for argument in arguments:
         by_name.setdefault(argument.name, []).append(argument)
@@ -103,7 +108,7 @@ def tree(arguments: Sequence[Argument], values: Mapping[str, int]) -> dict[str, 
 
 def _node(name: str, parts: Sequence[Argument], depth: int, values: Mapping[str, int]) -> Any:
     if len(parts) == 1 and len(parts[0].place) == depth:
-        return [parts[0].type, parts[0].shape(values)]
+        return [parts[0].type, parts[0].shape(values), parts[0].bounds, parts[0].label or name]
     numbers = sorted({part.place[depth] for part in parts if len(part.place) > depth})
     if len(parts) != sum(len(part.place) > depth for part in parts) or numbers != list(range(len(numbers))):
         raise BadInput(f"The input {name} is not one tensor, nor a tuple with all of its parts {name}.0, {name}.1 ....")

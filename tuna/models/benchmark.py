@@ -88,15 +88,16 @@ _Found = TypeVar("_Found", bound=_Answer)
 class BenchmarkProcess:
     """A child with one session on the board; ended by `close`, and the board is free again."""
 
-    def __init__(self, place: Place, models: Sequence[Path]) -> None:
-        """`models` are the libraries that may be loaded."""
+    def __init__(self, place: Place, models: Sequence[Path], recorded: Path | None = None) -> None:
+        """`models` are the libraries that may be loaded, `recorded` a file of inputs in the place of random ones."""
+        self._recorded = None if recorded is None else recorded.resolve()
         self._place = place
         threads = str(len(place.cpus) or 1)
         variables = {"TVM_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "TVM_BIND_THREADS": "0"}
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(
             writable=(Path(self._home.name),),
-            readable=tuple(path.resolve() for path in models),
+            readable=(*(path.resolve() for path in models), *([self._recorded] if self._recorded else [])),
             network=place.tracker is not None,
         )
         self._child = Child(
@@ -128,7 +129,7 @@ class BenchmarkProcess:
 
     def run(self, tree: Mapping[str, Any], order: Sequence[str], seed: int) -> _Ran:
         """Run each model once on inputs as of `arguments.tree`, for parameters with these names."""
-        return self._call(_Ran, "run", arguments=tree, order=order, seed=seed)
+        return self._call(_Ran, "run", arguments=tree, order=order, seed=seed, recorded=str(self._recorded or ""))
 
     def time(self, numbers: Mapping[str, int]) -> dict[str, float]:
         """Milliseconds of a run of each model, in turn, as the mean of so many."""
@@ -147,7 +148,8 @@ class BenchmarkProcess:
         except ChildTimeout as error:
             raise ServiceError(f"{self._place} did not answer within {limit_s:g} s.") from error
         except ChildFailed as error:
-            raise BadInput(f"The models cannot be run on {self._place}: {error}") from error
+            reason = str(error).splitlines()[0]  # after it TVM writes where it happened
+            raise BadInput(f"The models cannot be run on {self._place}: {reason}") from error
         except ChildCrashed as error:
             lines = error.tail.strip().splitlines()
             fault = BadInput if self._place.tracker is None else ServiceError  # here a model itself may crash it
@@ -169,16 +171,17 @@ def measure(
     *,
     function: str = "main",
     seed: int = 0,
+    recorded: Path | None = None,
     on_point: Callable[[int], None] = lambda number: None,
 ) -> Iterator[Point]:
-    """Run and time the models, a library by label, at each point in turn, in one session.
+    """Run and time the models, a library by label, at each point in turn, in one session; on inputs of the npz file `recorded`.
 
     Raises BadInput for an argument that does not fit, with its name, and ServiceError for a board that does not answer.
     """
     if place.tracker is not None:
         place.tracker.check_key(place.device_key, place.wait_s)
     lease_s = place.limit_s * (len(models) + len(points) * (2 + ROUNDS))
-    with contextlib.closing(BenchmarkProcess(place, list(models.values()))) as process:
+    with contextlib.closing(BenchmarkProcess(place, list(models.values()), recorded)) as process:
         emulator = process.open(function, lease_s)
         order: list[str] = []
         for label, path in models.items():

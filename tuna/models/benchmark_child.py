@@ -21,18 +21,17 @@ from tvm import relax, rpc
 from tuna.errors import BadInput, ServiceError, TunaError
 from tuna.libraries.tvm.remote import RemoteValues
 from tuna.libraries.tvm.rpc import Tracker, connect, facts, last_line
+from tuna.models import inputs
 from tuna.models.arguments import SHAPE
 from tuna.models.differences import largest_error
 from tuna.models.refusals import refusing
-from tuna.sandbox import seccomp
+from tuna.sandbox import address_space, seccomp
 
 #: What a virtual machine says of an argument that its function does not take.
 _CONTEXT = re.compile(r"param\[\d+\], param=(\w+), annotation=(.*?)\)\s{2,}(.*)", re.DOTALL)
 _FOREIGN = "it must be a model that TVM's Relax compiled for that CPU, as `tuna model build` writes it"
 #: Of the inputs, here: as they are drawn, in order, and what TVM sends.
 _COPIES = 3
-#: Integers are drawn below this: they may be indices.
-_LARGEST_INTEGER = 2
 
 
 @dataclass
@@ -62,6 +61,7 @@ def open_session(
     """Take a board, or this machine where there is no `tracker`; the board's emulator, if it has one. Raises ServiceError."""
     global _board
     seccomp.forbid_processes()
+    address_space.bound()
     session = (
         rpc.LocalSession() if tracker is None else connect(Tracker(*tracker), key, timeout_s=wait_s, lease_s=lease_s)
     )
@@ -101,16 +101,21 @@ def check(arguments: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
 
 
 @refusing
-def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int) -> dict[str, Any]:
-    """Run each model once on the same random inputs; the error of each against the first, and the outputs' shapes.
+def run(arguments: Mapping[str, Any], order: Sequence[str], seed: int, recorded: str) -> dict[str, Any]:
+    """Run each model once on the same inputs; the error of each against the first, and the outputs' shapes.
 
-    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters.
+    `arguments` is as `arguments.tree` makes it, `order` the names of the parameters. The inputs are random, or those of the
+    npz file `recorded`.
     """
     board = _open_board()
     board.values.release()
-    generator = np.random.default_rng(seed)
+    if recorded:
+        made = list(inputs.read([_tensor(name, arguments[name]) for name in order], Path(recorded)).values())
+    else:
+        generator = np.random.default_rng(seed)
+        made = [_drawn(arguments[name], generator) for name in order]
     with _asking("the inputs cannot be sent"):
-        sent = board.values.send(*(_drawn(arguments[name], generator) for name in order), names=order)
+        sent = board.values.send(*made, names=order)
     answers = {label: _answer(board, label, sent) for label in board.machines}
     first = next(iter(answers.values()))
     return {
@@ -185,7 +190,7 @@ def _bytes(node: Any) -> int:
     """What an argument takes, known before it is made."""
     if isinstance(node, Mapping):
         return sum(map(_bytes, node["tuple"]))
-    kind, shape = node
+    kind, shape, *_ = node
     size = 8 if kind == SHAPE else np.dtype(kind).itemsize
     return size * (len(shape) if kind == SHAPE else int(np.prod(shape, dtype=object)))
 
@@ -193,13 +198,14 @@ def _bytes(node: Any) -> int:
 def _drawn(node: Any, generator: np.random.Generator) -> Any:
     if isinstance(node, Mapping):
         return tuple(_drawn(part, generator) for part in node["tuple"])
-    kind, shape = node
-    if kind == SHAPE:
-        return tvm_ffi.Shape(shape)
-    if np.dtype(kind).kind == "f":
-        drawn: Any = np.float64 if kind == "float64" else np.float32
-        return generator.standard_normal(shape, dtype=drawn).astype(kind, copy=False)
-    return generator.integers(0, _LARGEST_INTEGER, shape, dtype=np.uint8).astype(kind, copy=False)
+    kind, shape, bounds, _ = node
+    return tvm_ffi.Shape(shape) if kind == SHAPE else inputs.draw(kind, shape, bounds, generator)
+
+
+def _tensor(name: str, node: Any) -> dict[str, Any]:
+    if isinstance(node, Mapping) or node[0] == SHAPE:
+        raise BadInput(f"The input {name} is a tuple or a shape, which no file of arrays has.")
+    return {"name": node[3], "dtype": node[0], "shape": node[1]}
 
 
 def _available_bytes() -> int:

@@ -15,23 +15,31 @@ import tvm
 
 from tuna.configs import TaskConfig, from_json
 from tuna.libraries.tvm import targets
-from tuna.models import build, choosing, importer, timing
+from tuna.models import build, choosing, importer, inputs, timing
 from tuna.models.kernels import Kernels, Record
 from tuna.models.manifest import Class
 from tuna.models.refusals import refusing
 
 
 @refusing
+def locations(path: str) -> dict[str, Any]:
+    """Where the model file says that its weights lie: places in its folder, unchecked."""
+    return {"locations": importer.locations(Path(path))}
+
+
+@refusing
 def inspect(path: str, target: str, shapes: Mapping[str, Any], batch: int | None, text: str) -> dict[str, Any]:
     """The tasks of the model file, with the text of those that have no core; writes the module's text to `text`."""
     model = importer.read(Path(path), shapes, batch)
-    planned = build.plan(
-        importer.to_relax(model, Path(path).name), Kernels(_target(target), {}, winograd=False), _target(target)
-    )
+    module = importer.to_relax(model, Path(path).name)
+    planned = build.plan(module, Kernels(_target(target), {}, winograd=False), _target(target))
     Path(text).write_text(planned.text)
     return {
         "opset": importer.opset(model),
-        "inputs": importer.inputs_of(model),
+        "inputs": [
+            {**given, "bounds": found["bounds"], "parameter": found["name"] if found["name"] != given["name"] else ""}
+            for given, found in zip(importer.inputs_of(model), inputs.of(module), strict=True)
+        ],
         "tasks": [[task.to_json(), count] for task, count in planned.tasks()],
         "bodies": planned.bodies,
         "tvm": tvm.__version__,
@@ -55,17 +63,21 @@ def make(
     records: Mapping[str, Any],
     winograd: bool,
     compare: bool,
+    given: Mapping[str, Any],
     output: str,
 ) -> dict[str, Any]:
     """Build the model into the shared library `output`.
 
     `records` are lists of [solver, params, whether of a similar task] by task key, the best first; with `compare` they are timed in
-    the model, together with the predicted kernel.
+    the model, together with the predicted kernel, on inputs as `given` (`inputs.values`).
     """
     model = importer.read(Path(path), shapes)
     module = importer.to_relax(model, Path(path).name)
     known = {key: [Record(*record) for record in found] for key, found in records.items()}
-    kernels, compared = choosing.choose(module, known, _target(target), winograd=winograd, compare=compare)
+    values = list(inputs.values(**given).values()) if compare else []
+    kernels, compared = choosing.choose(
+        module, known, _target(target), winograd=winograd, compare=compare, given=values
+    )
     planned = build.plan(module, kernels, _target(target))
     build.compile_to(planned, _target(target), Path(output))
     measured = dict.fromkeys(compared, Class.EXACT)  # inside the model, also where the predicted kernel was the fastest
@@ -89,11 +101,20 @@ def make_untuned(path: str, target: str, shapes: Mapping[str, Any], output: str)
 
 @refusing
 def check(
-    path: str, shapes: Mapping[str, Any], library: str, seed: int, rivals: bool, recorded: str, untuned: str
+    path: str,
+    shapes: Mapping[str, Any],
+    library: str,
+    given: Mapping[str, Any],
+    rivals: bool,
+    threads: int,
+    untuned: str,
 ) -> dict[str, Any]:
-    """Errors against ONNX's reference, times in turn with others, and the time of each function; see `timing.compare`."""
-    model = importer.read(Path(path), shapes)
-    return timing.compare(model, Path(library), seed, rivals=rivals, recorded=recorded, untuned=untuned)
+    """Errors against ONNX's reference, times in turn with others, and the time of each function; see `timing.compare`.
+
+    `given` are arguments of `inputs.values`.
+    """
+    model, values = importer.read(Path(path), shapes), inputs.values(**given)
+    return timing.compare(model, Path(library), values, rivals=rivals, threads=threads, untuned=untuned)
 
 
 def _task(fields: dict[str, Any] | None) -> TaskConfig | None:
@@ -106,6 +127,7 @@ def _target(text: str) -> Any:
 
 
 HANDLERS = {
+    "locations": locations,
     "inspect": inspect,
     "estimate": estimate,
     "make": make,

@@ -16,6 +16,7 @@ from tuna.configs.likeness import likeness
 from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Session, Solver, Trial
+from tuna.db.types import timed
 from tuna.libraries.tvm.environment import toolchain_of
 from tuna.libraries.tvm.params import readable
 from tuna.models.manifest import Manifest
@@ -204,7 +205,7 @@ def _close_trials(connection: sa.Connection, found: Sequence[Winner]) -> dict[in
     trials: dict[int | None, list[Winner]] = defaultdict(list)
     for part in parts(sorted(by_job)):
         statement = sa.select(Trial.job_id, Trial.params, Trial.time_ms).where(
-            Trial.job_id.in_(part), Trial.cause.is_(None), Trial.time_ms > 0, Trial.params.is_not(None)
+            Trial.job_id.in_(part), Trial.cause.is_(None), timed(Trial.time_ms), Trial.params.is_not(None)
         )
         for row in connection.execute(statement):
             job = by_job[row.job_id]

@@ -11,9 +11,11 @@ import tvm
 from tuna.configs import GemmConfig, TaskConfig
 from tuna.errors import BadInput
 from tuna.libraries.tvm import problems, tasks
+from tuna.libraries.tvm.kernels.families import cold_cycles
 from tuna.libraries.tvm.kernels.shape import Mode
+from tuna.libraries.tvm.kernels.stages import Layer
 from tuna.libraries.tvm.solvers import FAMILIES, FUNCTION
-from tuna.models import build, in_model
+from tuna.models import build, in_model, inputs
 from tuna.models.emit import Chosen
 from tuna.models.kernels import Kernels, Record
 from tuna.models.manifest import Class
@@ -28,7 +30,10 @@ class Compared:
 
 
 def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]:
-    """Cycles of the best point of each solver that takes the task, by estimate; `body` of one without a core."""
+    """Return the cycles of the best point of each solver that takes the task, by estimate, with weights from memory.
+
+    `body` is the text of a task without a core.
+    """
     if task.core is None:
         return _of_function(body)
     found = {}
@@ -40,6 +45,8 @@ def estimates(task: TaskConfig, target: Any, body: str = "") -> dict[str, float]
         if problem is not None and problem.count(1):
             points = problem.family.space(problem.layer)
             found[row.name] = float(problem.family.cycles(problem.layer, points[0]))
+            if isinstance(problem.layer, Layer):  # for products there is one family, so that weights decide nothing
+                found[row.name] += cold_cycles(problem.family, problem.layer.shape)
     return found
 
 
@@ -53,12 +60,19 @@ def _of_function(body: str) -> dict[str, float]:
 
 
 def choose(
-    module: tvm.IRModule, records: Mapping[str, Sequence[Record]], target: Any, *, winograd: bool, compare: bool
+    module: tvm.IRModule,
+    records: Mapping[str, Sequence[Record]],
+    target: Any,
+    *,
+    winograd: bool,
+    compare: bool,
+    given: Sequence[Any] = (),
 ) -> tuple[Kernels, dict[str, Compared]]:
     """The kernels for an imported module, and what the comparison found by task key.
 
     `records` are the best first. With `compare` those of a task and the predicted kernel are timed inside the model where they
-    are different programs; without, and where there is nothing to compare, the first record counts.
+    are different programs, on the inputs `given`, by default random ones; without, and where there is nothing to compare, the first
+    record counts.
     """
     first = Kernels(target, {key: found[0] for key, found in records.items()}, winograd=winograd)
     if not compare or not records:
@@ -72,7 +86,8 @@ def choose(
     if not contested:
         return first, {}
     chosen, compared = {key: found[0] for key, found in records.items()}, {}
-    for key, times in in_model.times_ms(planned, contested, target).items():
+    given = given or list(inputs.values(inputs.of(module), seed=0).values())
+    for key, times in in_model.times_ms(planned, contested, target, given).items():
         record, _ = rivals[key][times.index(min(times))]
         if record is None:
             del chosen[key]

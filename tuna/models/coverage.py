@@ -17,6 +17,7 @@ from tuna.db import models, networks
 from tuna.db.baselines import is_measured
 from tuna.db.batches import parts
 from tuna.db.models import ConfigTag, Environment, FindDb, GoldenEntry, Session, Solver
+from tuna.db.types import timed
 from tuna.errors import NotFound
 
 
@@ -147,7 +148,7 @@ def _read(connection: sa.Connection, ids: Sequence[int]) -> Iterator[tuple[int, 
 
 def _timed(table: type[FindDb] | type[GoldenEntry], environments: Sequence[int]) -> list[sa.ColumnElement[bool]]:
     if table is GoldenEntry:
-        return [GoldenEntry.environment_id.in_(environments), GoldenEntry.time_ms > 0]
+        return [GoldenEntry.environment_id.in_(environments), timed(GoldenEntry.time_ms)]
     sessions = sa.select(Session.id).where(Session.environment_id.in_(environments))
     return [FindDb.session_id.in_(sessions), *is_measured()]
 

@@ -66,7 +66,7 @@ class Emitter:
             with builder.dataflow():
                 for node in self._graph.nodes:
                     self._emit(node)
-                result = builder.emit_output(substitute(self._graph.result, _Lookup(self.plain)))
+                result = builder.emit_output(substitute(self._graph.result, _Lookup(self._leaf)))
             builder.emit_func_output(result)
         return builder.finalize()
 
@@ -91,6 +91,16 @@ class Emitter:
             extended = blocked.blocked_extents(shape, self._block)
             self._blocks[var] = self._call(function, [self._plain[var]], extended)
         return self._blocks[var]
+
+    def _leaf(self, leaf: Any) -> Any:
+        """A variable in the model's own layout, a constant as it is; one without values is made when the model runs.
+
+        TVM writes it into a library that it then refuses to load, unless the first extent is zero.
+        """
+        values = constant_of(leaf)
+        if values is None:
+            return self.plain(leaf)
+        return leaf if values.size else self._builder.emit(relax.op.zeros(values.shape, str(values.dtype)))
 
     def _emit(self, node: Node) -> None:
         group = self._last.get(node.var)
@@ -145,9 +155,13 @@ class Emitter:
             return
         shape = extents(node.var)
         if node.op in _RESHAPES and shape is not None:
-            self._plain[node.var] = self._shaped(substitute(node.args[0], _Lookup(self.plain)), shape)
+            self._plain[node.var] = self._shaped(substitute(node.args[0], _Lookup(self._leaf)), shape)
             return
-        value = substitute(node.value, _Lookup(self.plain))
+        value = substitute(node.value, _Lookup(self._leaf))
+        if node.op == "call_tir":  # what TVM's importer, or `recurrent`, wrote out as a function
+            called, *given = value.args
+            function = self._builder.add_func(self._graph.functions[called], called.name_hint)
+            value = tvm.ir.Call(value.op, [function, *given], value.attrs, value.ty_args)
         self._plain[node.var] = self._builder.emit(value)
 
     def _in_blocks(self, node: Node) -> bool:
@@ -241,13 +255,13 @@ class Emitter:
 
 
 class _Lookup:
-    """A mapping of variables to what a function makes of them."""
+    """A mapping of variables and constants to what a function makes of them."""
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
 
-    def get(self, var: Any, default: Any) -> Any:
-        return self._find(var)
+    def get(self, leaf: Any, default: Any) -> Any:
+        return self._find(leaf)
 
 
 def _name(task: TaskConfig) -> str:

@@ -1,6 +1,7 @@
 """Computes the parts of an ONNX graph that depend on shapes and constants alone, once the inputs' shapes are fixed.
 
-Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`. TVM's importer wants the result.
+Exporters write `Shape`, `Slice`, `Concat` and arithmetic before a `Reshape` or `Resize`. TVM's importer wants the result. Branches
+and loops that they decide are written out (`branches`).
 """
 
 from __future__ import annotations
@@ -12,49 +13,60 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-#: A constant that is computed has at most this many values; larger ones are weights, and stay an operator.
+from tuna.models import branches
+
+#: A constant that is computed has at most this many values, or as many as it is computed from: weights in another order.
 _LARGEST = 1 << 12
-#: Each round finds shapes that depend on those of the one before.
-_ROUNDS = 8
+#: Each round finds shapes that depend on those of the one before, or a branch inside of another one.
+_ROUNDS = 32
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 
 def fold(model: Any) -> Any:
     """The model with those operators replaced by constants; the same model where nothing can be computed."""
+    constants: dict[str, Any] = {}
     for _ in range(_ROUNDS):
-        found = _computed(model)
-        if not found:
+        known, found = _computed(model, constants)
+        decided = _has_branches(model)
+        if not found and not decided:
             break
         model = _replaced(model, found)
+        if not branches.write_out(model.graph, known) and not found:
+            break
     return model
 
 
-def _computed(model: Any) -> dict[str, Any]:
-    """The values of outputs of operators, by name."""
+def _has_branches(model: Any) -> bool:
+    return any(any(branches.subgraphs(node)) for node in model.graph.node)
+
+
+def _computed(model: Any, read: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values by name: all that are known, and of these the outputs of operators. Those in `read` were read before."""
     shapes = _shapes(model)
-    known = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in model.graph.initializer
-        if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST
-    }
     given = {value.name for value in model.graph.input}
-    known = {name: value for name, value in known.items() if name not in given}
-    constants = set(known)
+    for tensor in model.graph.initializer:
+        if tensor.name not in given and tensor.name not in read:
+            read[tensor.name] = numpy_helper.to_array(tensor)
+    known, constants = dict(read), set(read)
     for node in model.graph.node:
-        if node.op_type == "Shape" and not node.attribute and node.input[0] in shapes:
-            known[node.output[0]] = np.array(shapes[node.input[0]], np.int64)
+        if node.op_type == "Shape" and node.input[0] in shapes:
+            part = {attribute.name: attribute.i for attribute in node.attribute}
+            extents = shapes[node.input[0]][part.get("start") : part.get("end")]
+            known[node.output[0]] = np.array(extents, np.int64)
         elif node.op_type == "Constant" or (node.op_type not in _RANDOM and _depends_on(node, known)):
             values = _run(model, node, known)
-            if all(np.asarray(value).size <= _LARGEST for value in values):
-                known.update(zip(node.output, values, strict=True))
+            most = max(_LARGEST, sum(np.size(known[name]) for name in node.input if name))
             if node.op_type == "Constant":
                 constants.update(node.output)
-    return {name: value for name, value in known.items() if name not in constants}
+            elif any(np.size(value) > most for value in values):
+                continue
+            known.update(zip(node.output, values, strict=False))
+    return known, {name: value for name, value in known.items() if name not in constants}
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Shapes that are known in full."""
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(_without_weights(model), data_prop=True).graph
     found = {}
     for value in [*inferred.value_info, *inferred.input, *inferred.output]:
         tensor = value.type.tensor_type
@@ -66,13 +78,28 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _without_weights(model: Any) -> Any:
+    """The model with large constants as inputs, for their values take time to be copied."""
+    light = type(model)(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph, given = model.graph, {value.name for value in model.graph.input}
+    light.graph.name = graph.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(light.graph, name).extend(getattr(graph, name))
+    for tensor in graph.initializer:
+        if np.prod(tensor.dims, dtype=np.int64) <= _LARGEST:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            light.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return light
+
+
 def _depends_on(node: Any, known: dict[str, Any]) -> bool:
     has_graph = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
     return not has_graph and bool(node.input) and all(name in known for name in node.input if name)
 
 
 def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
-    """The outputs of one operator; none for one that the reference does not have."""
+    """The outputs of one operator; none where the reference cannot compute it."""
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
         helper.make_tensor_value_info(
@@ -85,8 +112,8 @@ def _run(model: Any, node: Any, known: dict[str, Any]) -> list[Any]:
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
         return list(ReferenceEvaluator(single).run(None, {name: np.asarray(known[name]) for name in names}))
-    except (NotImplementedError, RuntimeError, ValueError, TypeError):
-        return [np.empty(_LARGEST + 1)]
+    except Exception:  # its operators raise whatever they do; the operator stays
+        return []
 
 
 def _replaced(model: Any, found: dict[str, Any]) -> Any:
@@ -94,7 +121,7 @@ def _replaced(model: Any, found: dict[str, Any]) -> Any:
     copy = type(model)()
     copy.CopyFrom(model)
     left = [node for node in copy.graph.node if not all(name in found for name in node.output)]
-    used = {name for node in left for name in node.input} | {value.name for value in copy.graph.output}
+    used = {name for node in left for name in branches.names_read(node)} | {value.name for value in copy.graph.output}
     del copy.graph.node[:]
     copy.graph.node.extend(left)
     del copy.graph.value_info[:]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, Op
 
 from tuna.errors import BadInput
@@ -47,6 +47,7 @@ class Graph:
     params: list[Any]
     nodes: list[Node]
     result: Any
+    functions: dict[Any, Any] = field(default_factory=dict)  #: those of TIR that are called, by their global variables
     users: dict[Any, list[Node]] = field(default_factory=dict)  #: of a variable
 
     def sole_user(self, var: Any) -> Node | None:
@@ -84,7 +85,8 @@ def read(module: Any) -> Graph:
                 replaced[binding.var] = relax.const(constant)
     result = substitute(function.body.body, replaced)
     nodes = _needed(nodes, result)
-    graph = Graph(list(function.params), nodes, result)
+    functions = {var: called for var, called in module.functions.items() if isinstance(called, tirx.PrimFunc)}
+    graph = Graph(list(function.params), nodes, result, functions)
     for node in nodes:
         for var in Counter(variables(node.value)):
             graph.users.setdefault(var, []).append(node)
@@ -103,8 +105,8 @@ def variables(expression: Any) -> list[Any]:
 
 
 def substitute(expression: Any, replaced: Any) -> Any:
-    """The expression with variables replaced: `replaced` is a mapping of them."""
-    if isinstance(expression, relax.Var):
+    """The expression with variables and constants replaced: `replaced` is a mapping of them."""
+    if isinstance(expression, relax.Var | GenericConst):
         return replaced.get(expression, expression)
     if isinstance(expression, Call):
         args = [substitute(arg, replaced) for arg in expression.args]

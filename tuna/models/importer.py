@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from tuna.errors import BadInput
-from tuna.models import torch_importer
+from tuna.models import branches, torch_importer
+from tuna.models.arguments import TYPES
+from tuna.models.converters import OWN, Importer, NotConverted
+from tuna.models.refusals import obstacles
 from tuna.models.torch_importer import TorchModel
 
-#: Operators that TVM's importer handles without an entry in its table.
-_DIRECT = {"Constant", "If"}
 _OWN_DOMAINS = ("", "ai.onnx")
 
 
 def read(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
     """The model in a file, ONNX or a program of `torch.export`, with fixed shapes; see `read_onnx`."""
-    with path.open("rb") as file:
-        if file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC:
-            return torch_importer.read(path, path.name, shapes, batch)
+    if _is_torch(path):
+        return torch_importer.read(path, path.name, shapes, batch)
     return read_onnx(path, shapes, batch)
+
+
+def _is_torch(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(torch_importer.MAGIC)) == torch_importer.MAGIC
 
 
 def inputs_of(model: Any) -> list[dict[str, Any]]:
@@ -47,25 +52,64 @@ def inputs_of(model: Any) -> list[dict[str, Any]]:
 def read_onnx(path: Path, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> Any:
     """The ONNX model with inputs of these shapes, `batch` as the first extent of those that are not named.
 
-    Raises BadInput for a file that is no valid model, an input that it does not have, and an extent that nothing says.
+    A shape may also be one value for the name of an open extent; what one input says of it holds for all. Raises BadInput for a
+    file that is no valid model, an input that it does not have, and in one message for all extents that nothing says and all
+    operators that cannot be imported.
     """
+    model = _graph(path)
+    _load_weights(model, path)
+    _check_types(path.name, real_inputs(model))
+    # Branches are decided when all shapes are known.
+    nodes = (node for node in _without_functions(model).graph.node if node.op_type not in branches.OPERATORS)
+    found = obstacles(path.name, unsupported(nodes), _fix_shapes(path.name, model, shapes, batch))
+    if found is not None:
+        raise found
+    return model
+
+
+def locations(path: Path) -> list[str]:
+    """Where the model says that its weights lie, relative to its folder: unchecked text of the file's."""
+    from onnx.external_data_helper import ExternalDataInfo
+
+    if _is_torch(path):
+        return []
+    return list(dict.fromkeys(ExternalDataInfo(tensor).location for tensor in _outside(_graph(path))))
+
+
+def _graph(path: Path) -> Any:
+    """The model without weights that lie in other files."""
     import onnx
 
     try:
-        model = onnx.load(str(path))
+        model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf, onnx and the file system each have their own
         raise BadInput(f"{path.name} is no ONNX model: {str(error).splitlines()[0][:300]}") from None
     if not model.graph.node or not model.opset_import:  # protobuf reads much that is something else
         raise BadInput(f"{path.name} is no ONNX model: it has no operators, or no version of them.")
-    inputs = real_inputs(model)
-    shapes = _with_open_extents(inputs, shapes)
-    unknown = set(shapes) - {value.name for value in inputs}
-    if unknown:
-        there = ", ".join(value.name for value in inputs)
-        raise BadInput(f"{path.name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}")
-    for value in inputs:
-        _fix_shape(value, shapes.get(value.name), batch)
     return model
+
+
+def _outside(model: Any) -> list[Any]:
+    """The tensors whose values lie in other files."""
+    from onnx import external_data_helper as helper
+
+    return [tensor for tensor in helper._get_all_tensors(model) if helper.uses_external_data(tensor)]
+
+
+def _load_weights(model: Any, path: Path) -> None:
+    """Read the weights that lie in other files; raises BadInput, also for a place beyond the end of the file."""
+    from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
+
+    for tensor in _outside(model):
+        try:
+            wanted = ExternalDataInfo(tensor)
+            offset, size = wanted.offset or 0, (path.parent / wanted.location).stat().st_size
+            if offset + (wanted.length or 0) > size:
+                raise ValueError(f"{wanted.location} has {size} bytes, of which it is to be from {offset} on")
+            load_external_data_for_tensor(tensor, str(path.parent))
+        except Exception as error:  # onnx and the file system each have their own
+            why = f"{str(error).splitlines()[0][:300]}"
+            raise BadInput(f"{path.name} has a weight {tensor.name!r} that cannot be read: {why}.") from None
 
 
 def real_inputs(model: Any) -> list[Any]:
@@ -78,27 +122,34 @@ def to_relax(model: Any, name: str) -> tvm.IRModule:
     """The model as a Relax module; raises BadInput that names every operator which cannot be imported."""
     if isinstance(model, TorchModel):
         return model.to_relax(name)
-    missing = unsupported(model)
-    if missing:
-        listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(missing.items()))
-        raise BadInput(f"{name} has operators that cannot be imported: {listed}.")
+    from tuna.models.fold import fold
+
     try:
-        from tuna.models.fold import fold
+        ready = fold(_without_functions(model))
+        for node in ready.graph.node:
+            node.name = node.name or node.output[0]
+        found = obstacles(name, unsupported(_nodes(ready.graph)), {})
+        if found is not None:
+            raise found
+        with contextlib.redirect_stdout(io.StringIO()):  # to which TVM's importer writes what it cannot import
+            return Importer().from_onnx(ready.graph, int(opset(ready)))
+    except BadInput:
+        raise
+    except NotConverted as error:
+        where = f"the operator {error.operator} ({error.node})"
+        raise BadInput(f"{name} cannot be imported: {where}: {_reason(error)}.") from error
+    except Exception as error:  # TVM raises whatever it does
+        raise BadInput(f"{name} cannot be imported: {_reason(error)}.") from error
 
-        return from_onnx(fold(model), keep_params_in_input=False)
-    except Exception as error:  # TVM raises whatever its converters do
-        raise BadInput(f"{name} cannot be imported: {str(error).strip().splitlines()[-1][:300]}") from error
 
-
-def unsupported(model: Any) -> Counter[str]:
-    """How often the model, sub-graphs included, uses each operator that the importer does not know."""
-    known = {*onnx_frontend._get_convert_map(), *_DIRECT}
-    found: Counter[str] = Counter()
-    for node in _nodes(model.graph):
-        if node.domain not in _OWN_DOMAINS:
-            found[f"{node.domain}.{node.op_type}"] += 1
-        elif node.op_type not in known:
-            found[node.op_type] += 1
+def unsupported(nodes: Iterable[Any]) -> dict[str, list[str]]:
+    """The names of the nodes of each operator that the importer does not know."""
+    known = {*onnx_frontend._get_convert_map(), *OWN, "Constant"}
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.domain not in _OWN_DOMAINS or node.op_type not in known:
+            operator = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
+            found.setdefault(operator, []).append(_title(node))
     return found
 
 
@@ -109,37 +160,85 @@ def opset(model: Any) -> str:
     return str(next((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), 0))
 
 
+def _without_functions(model: Any) -> Any:
+    """The model without functions: those that it defines, and operators of ONNX that are functions of known ones."""
+    from onnx import defs, inliner
+
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    missing = {*unsupported(_nodes(model.graph))}
+    for schema in [defs.get_schema(name, int(opset(model))) for name in missing if defs.has(name)]:
+        if not (schema.has_function or schema.has_context_dependent_function):  # type: ignore[attr-defined]
+            continue
+        try:
+            written = inliner.inline_selected_functions(model, [("", schema.name)], inline_schema_functions=True)
+        except RuntimeError:  # beside an operator that is not ONNX's, of whose answer the type is not known
+            continue
+        if {*unsupported(_nodes(written.graph))} < missing:
+            model, missing = written, {*unsupported(_nodes(written.graph))}
+    return model
+
+
 def _nodes(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            with contextlib.suppress(AttributeError):
-                for inner in [attribute.g, *attribute.graphs]:
-                    yield from _nodes(inner)
+        for inner in branches.subgraphs(node):
+            yield from _nodes(inner)
 
 
-def _with_open_extents(inputs: list[Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """The shapes of inputs, without those that are one value for an extent that the model leaves open under that name."""
-    left = dict(shapes)
+def _title(node: Any) -> str:
+    """A name by which the node can be found, and why it is not imported where the operator itself could be."""
+    name = str(node.name or (node.output[0] if node.output else node.op_type))
+    return f"{name}, which depends on the input" if node.op_type in branches.OPERATORS else name
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of an error that was written for people; what fails inside of TVM is not."""
+    text = str(error).strip()
+    if not text or "Check failed" in text or "InternalError" in text:
+        return "TVM's importer cannot deal with it"
+    return text.splitlines()[-1][:300].rstrip(".")
+
+
+def _check_types(name: str, inputs: list[Any]) -> None:
+    import onnx
+
     for value in inputs:
+        kind = value.type.tensor_type.elem_type
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else str(value.type.WhichOneof("value"))
+        if dtype not in TYPES:
+            raise BadInput(f"{name} has an input {value.name} of type {dtype}.", hint=f"it can be {', '.join(TYPES)}")
+
+
+def _fix_shapes(
+    name: str, model: Any, shapes: Mapping[str, Sequence[int]], batch: int | None
+) -> dict[str, list[int | str]]:
+    """Give the open extents of all inputs their values; the shapes of those that stay open, with a name or ? for such an extent."""
+    inputs = real_inputs(model)
+    dims = {value.name: value.type.tensor_type.shape.dim for value in inputs}
+    named = {extent.dim_param for extents in dims.values() for extent in extents if extent.dim_param}
+    sizes = {extent: values[0] for extent, values in shapes.items() if extent in named and len(values) == 1}
+    unknown = sorted(set(shapes) - set(dims) - set(sizes))
+    if unknown:
+        there = f"inputs: {', '.join(dims)}" + (f"; open extents: {', '.join(sorted(named))}" if named else "")
+        raise BadInput(f"{name} has no input {', '.join(unknown)}.", hint=there)
+    for given, extents in dims.items():
+        wanted = shapes.get(given) if given not in sizes else None
+        if wanted is not None and len(wanted) != len(extents):
+            raise BadInput(f"The input {given} has {len(extents)} dimensions, not {len(wanted)}.")
+        if wanted is None and batch is not None and len(extents):
+            wanted = [batch]
+        for extent, value in zip(extents, wanted or (), strict=False):
+            if extent.dim_param and sizes.setdefault(extent.dim_param, value) != value:
+                said = sizes[extent.dim_param]
+                raise BadInput(f"The input {given} has the extent {extent.dim_param}, which is {said}, not {value}.")
+            extent.dim_value = value
+    for value in [*inputs, *model.graph.value_info, *model.graph.output]:
         for extent in value.type.tensor_type.shape.dim:
-            if extent.dim_param in shapes and len(shapes[extent.dim_param]) == 1:
-                left.pop(extent.dim_param, None)
-                extent.dim_value = shapes[extent.dim_param][0]
-    return left
-
-
-def _fix_shape(value: Any, wanted: Sequence[int] | None, batch: int | None) -> None:
-    extents = value.type.tensor_type.shape.dim
-    if wanted is not None and len(wanted) != len(extents):
-        raise BadInput(f"The input {value.name} has {len(extents)} dimensions, not {len(wanted)}.")
-    for position, extent in enumerate(extents):
-        if wanted is not None:
-            extent.dim_value = wanted[position]
-        elif position == 0 and batch is not None:
-            extent.dim_value = batch
-        elif extent.dim_value < 1:
-            example = ",".join(str(other.dim_value or "?") for other in extents)
-            raise BadInput(
-                f"The input {value.name} has no fixed shape.", hint=f"give it with --shape {value.name}={example}"
-            )
+            if extent.dim_param in sizes:
+                extent.dim_value = sizes[extent.dim_param]
+    return {
+        given: [extent.dim_value if extent.dim_value > 0 else extent.dim_param or "?" for extent in extents]
+        for given, extents in dims.items()
+        if any(extent.dim_value < 1 for extent in extents)
+    }

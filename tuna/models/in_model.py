@@ -2,7 +2,7 @@
 
 A kernel that is called again and again finds its weights in the cache; in a model the other layers' weights have taken their
 place. So the last choice between the few best kernels of a task is made here: the model is run with them in turn, each call
-with its own weights, and the CPU time of each call is taken.
+with its own weights, and the time of each call is taken.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import tvm_ffi
 from tvm import relax
 
 from tuna.configs import ConvConfig, GemmConfig, TaskConfig
+from tuna.libraries.tvm.kernels.machine import from_target
 from tuna.models.build import Planned, executable
 from tuna.models.emit import Chosen
+from tuna.models.timing import clock
 
 _PREFIX = "tuna.in_model."
 #: Times that the model is run with each kernel of a task, and seconds after which there are no more than the fewest.
 _MOST, _FEWEST, _BUDGET_S = 15, 5, 20.0
 
 
-def times_ms(planned: Planned, kernels: Mapping[str, Sequence[Chosen]], target: Any) -> dict[str, list[float]]:
-    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the calls' CPU times.
+def times_ms(
+    planned: Planned, kernels: Mapping[str, Sequence[Chosen]], target: Any, inputs: Sequence[Any]
+) -> dict[str, list[float]]:
+    """Milliseconds of a call of each kernel, by the key of its task: the lower quartile of the calls (`timing.clock`).
 
-    The model is computed on random inputs. `kernels` have two or more for each task; other tasks stay as they were planned.
+    The model is computed on these `inputs`. `kernels` have two or more for each task; other tasks stay as they were planned.
     """
     tasks = {name: task for name, task in planned.functions.items() if task.key in kernels}
     calls = {name: _Calls(task, kernels[task.key], target) for name, task in tasks.items()}
     for name, call in calls.items():
         tvm_ffi.register_global_func(_PREFIX + name, call, override=True)
     machine = relax.VirtualMachine(executable(_with_calls(planned.module, set(tasks)), target), tvm.cpu())
-    given = _random_inputs(planned.module["main"])
+    given = [tvm.runtime.tensor(array) for array in inputs]
     order, started = np.random.default_rng(0), time.perf_counter()
     most = max(len(found) for found in kernels.values())
     machine["main"](*given)
@@ -61,6 +65,7 @@ class _Calls:
 
     def __init__(self, task: TaskConfig, kernels: Sequence[Chosen], target: Any) -> None:
         self._functions = [_compiled(kernel.function, target) for kernel in kernels]
+        self._clock = clock(from_target(target).cores)
         self._packed = [kernel.pack(_random_weights(task)) if kernel.pack else None for kernel in kernels]
         self._weights: dict[tuple[int, int], Any] = {}
         self._turns = list(range(len(kernels)))
@@ -78,10 +83,10 @@ class _Calls:
 
     def __call__(self, x: Any, weights: Any, *others: Any) -> None:
         own = self._own(weights)
-        started = time.thread_time_ns()
+        started = self._clock()
         self._functions[self._now](x, own, *others)
         if self._measured:
-            self.spent_ms[self._now].append((time.thread_time_ns() - started) / 1e6)
+            self.spent_ms[self._now].append(1e3 * (self._clock() - started))
 
     def _own(self, weights: Any) -> Any:
         """Weights of this call and kernel alone, as the model would have them; any other second argument as it is."""
@@ -132,12 +137,6 @@ def _called(value: Any) -> str:
     if isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
         return str(value.args[0].name_hint)
     return ""
-
-
-def _random_inputs(main: Any) -> list[Any]:
-    generator = np.random.default_rng(0)
-    shapes = [([int(extent) for extent in param.ty.shape], str(param.ty.dtype)) for param in main.params]
-    return [tvm.runtime.tensor(generator.standard_normal(shape).astype(dtype)) for shape, dtype in shapes]
 
 
 def _random_weights(task: TaskConfig) -> np.ndarray:

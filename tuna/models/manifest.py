@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from tuna.configs import TaskConfig, from_json
 from tuna.errors import BadInput
@@ -29,8 +29,16 @@ class Class(str, enum.Enum):
     __str__ = str.__str__
 
 
+#: Fields that came later: left out where they are empty, so that an import keeps the version that it had.
+_LATER = {"bounds", "parameter", "data"}
+
+
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value or name not in _LATER}
 
 
 class Tensor(_Data):
@@ -39,6 +47,8 @@ class Tensor(_Data):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    bounds: tuple[int, int] | None = None  #: smallest and largest value, of indices and lengths
+    parameter: str = ""  #: its name in the built library, where TVM's importer gave it another
 
 
 class Task(_Data):
@@ -60,7 +70,8 @@ class Manifest(_Data):
 
     version: int = VERSION
     file: str  #: SHA-256 of the model file, which is in the artifact store
-    size_bytes: int  #: of it
+    data: dict[str, str] = {}  #: SHA-256 of files with its weights, by their places in its folder
+    size_bytes: int  #: of all these
     opset: str  #: of ONNX; else the framework and its version, such as `torch 2.13.0`
     shapes: dict[str, tuple[int, ...]]  #: of the inputs, as they were chosen
     target: str  #: JSON of the target that it was planned for
@@ -88,6 +99,16 @@ class Manifest(_Data):
         if found.version != VERSION:
             raise BadInput("The model was imported by another version of Tuna.", hint="import it again")
         return found
+
+    @property
+    def cores(self) -> int:
+        """The cores of the target."""
+        return int(json.loads(self.target).get("num-cores", 1))
+
+    def for_cores(self, number: int) -> Manifest:
+        """The same import for a target with so many cores."""
+        target = {**json.loads(self.target), "num-cores": number}
+        return self.model_copy(update={"target": json.dumps(target, sort_keys=True)})
 
     def weights(self) -> Mapping[str, int]:
         """How often each task is called, by its key."""

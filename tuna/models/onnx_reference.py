@@ -14,10 +14,16 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_max_pool
 
+#: The first opset whose quantisation ONNX's reference has.
+_QUANTISED_SINCE = 19
+
 
 def run(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
     """The outputs of the model."""
-    return list(ReferenceEvaluator(model, new_ops=[BatchNormalization, ConvTranspose, MaxPool]).run(None, dict(inputs)))
+    own: list[type[OpRun]] = [BatchNormalization, ConvTranspose, GlobalMaxPool, MaxPool]
+    if max(entry.version for entry in model.opset_import if not entry.domain) < _QUANTISED_SINCE:
+        own += [DequantizeLinear, QuantizeLinear]
+    return list(ReferenceEvaluator(model, new_ops=own).run(None, dict(inputs)))
 
 
 class BatchNormalization(OpRun):
@@ -29,6 +35,45 @@ class BatchNormalization(OpRun):
         ones = (1,) * (x.ndim - 2)
         scale, bias, mean, var = (part.reshape(-1, *ones) for part in (scale, bias, mean, var))
         return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
+
+
+class DequantizeLinear(OpRun):
+    """Before opset 19, of which ONNX's reference has none."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any) -> Any:
+        centered = x.astype(np.float32) - (0 if zero is None else _along(zero.astype(np.float32), x, axis))
+        return (centered * _along(scale, x, axis),)
+
+
+class QuantizeLinear(OpRun):
+    """Before opset 19, of which ONNX's reference has none."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **_later: Any) -> Any:
+        zero = np.zeros((), np.uint8) if zero is None else zero
+        found = np.rint(x / _along(scale, x, axis)) + _along(zero.astype(np.float32), x, axis)
+        limits = np.iinfo(zero.dtype)
+        return (np.clip(found, limits.min, limits.max).astype(zero.dtype),)
+
+
+def _along(values: Any, x: Any, axis: int | None) -> Any:
+    """One value, or one for each extent of an axis of x."""
+    if values.size == 1:
+        return values.reshape(())
+    at = (1 if axis is None else axis) % x.ndim
+    return values.reshape([-1 if position == at else 1 for position in range(x.ndim)])
+
+
+class GlobalMaxPool(OpRun):
+    """For any number of axes: ONNX's reference has it for images alone."""
+
+    op_domain = ""
+
+    def _run(self, x: Any) -> Any:
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
 class ConvTranspose(OpRun):

@@ -1,4 +1,4 @@
-"""The runtimes that a built model is timed beside, on one thread: onnxruntime, and PyTorch with the same layers.
+"""The runtimes that a built model is timed beside, on as many threads: onnxruntime, and PyTorch with the same layers.
 
 None is needed. PyTorch has no reader of ONNX files, so the operators of convolutional networks are written down here.
 """
@@ -21,7 +21,7 @@ class Absent(Exception):
     """The rival cannot take part; says why."""
 
 
-def onnxruntime(model: Any, inputs: Sequence[Any]) -> list[Run]:
+def onnxruntime(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     """Its session with the CPU provider."""
     if isinstance(model, TorchModel):
         raise Absent("the model is no ONNX file")
@@ -29,18 +29,18 @@ def onnxruntime(model: Any, inputs: Sequence[Any]) -> list[Run]:
     import onnxruntime as runtime
 
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = dict(zip((value.name for value in session.get_inputs()), inputs, strict=True))
     return [lambda: list(session.run(None, given))]
 
 
-def pytorch(model: Any, inputs: Sequence[Any]) -> list[Run]:
+def pytorch(model: Any, inputs: Sequence[Any], threads: int) -> list[Run]:
     """Eager, with channels last, and frozen for oneDNN; raises Absent for a model with another operator than those here."""
     _require("torch")
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     given = [torch.from_numpy(array) for array in inputs]
     make = model.program.module if isinstance(model, TorchModel) else _Network(model).module
     eager = make()
@@ -54,7 +54,7 @@ def pytorch(model: Any, inputs: Sequence[Any]) -> list[Run]:
     return [_without_gradients(eager, given), _without_gradients(last, last_given), _without_gradients(frozen, given)]
 
 
-ALL: Mapping[str, Callable[[Any, Sequence[Any]], list[Run]]] = {"onnxruntime": onnxruntime, "pytorch": pytorch}
+ALL: Mapping[str, Callable[[Any, Sequence[Any], int], list[Run]]] = {"onnxruntime": onnxruntime, "pytorch": pytorch}
 
 
 def _require(name: str) -> None:

@@ -18,33 +18,47 @@ from tuna.sentences import install_extra
 
 #: Reading and planning a model, and compiling it, of a few hundred functions on a loaded machine.
 _TIMEOUT_S = 1800.0
+_HINT = "run it as tuna --debug to see where"
 
 
 class ModelProcess:
     """A child that reads, builds and checks models; ended by `close` or at the end of a `with`."""
 
-    def __init__(self, target: str, *, writable: Sequence[Path] = (), readable: Sequence[Path] = ()) -> None:
-        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores.
+    def __init__(
+        self,
+        target: str,
+        model: str,
+        *,
+        writable: Sequence[Path] = (),
+        readable: Sequence[Path] = (),
+        cpus: Sequence[int] | None = None,
+    ) -> None:
+        """`target` is the JSON of a TVM target; the child uses as many threads as that has cores, or as there are `cpus`.
 
-        `writable` are the folders in which it works, `readable` the files of others that it needs.
+        `model` is the name by which the user knows what is read. `writable` are the folders in which it works, `readable` the
+        files of others that it needs.
         """
         if importlib.util.find_spec("onnx") is None:
             raise LibraryMissing("ONNX models need the package onnx.", hint=install_extra("tvm", "onnx"))
-        threads = str(json.loads(target).get("num-cores", 1))
+        self._model = model
+        self.threads = len(cpus) if cpus else int(json.loads(target).get("num-cores", 1))
         names = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        variables = dict.fromkeys(names, threads) | {"TVM_BIND_THREADS": "0"}
+        variables = dict.fromkeys(names, str(self.threads)) | {"TVM_BIND_THREADS": "0"}
         self._home = TemporaryDirectory(prefix="tuna-", ignore_cleanup_errors=True)
         box = Box(writable=(Path(self._home.name), *writable), readable=readable)
-        self._child = Child("tuna.models.child", env=child_env(variables), box=box)
+        self._child = Child("tuna.models.child", env=child_env(variables), cpus=cpus, box=box)
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The child's answer; raises BadInput with what it refused, or with how it ended."""
         try:
             answer = self._child.call({"op": op, **arguments}, _TIMEOUT_S)
         except ChildFailed as error:
-            raise BadInput(f"The model cannot be processed: {error}", hint=_last_lines(error.traceback)) from error
+            reason = str(error).splitlines()[0][:300].rstrip(".")  # after it TVM writes where it happened
+            cause = RuntimeError(error.traceback)
+            raise BadInput(f"The model {self._model} cannot be processed: {reason}.", hint=_HINT) from cause
         except (ChildCrashed, ChildTimeout) as error:
-            raise BadInput(f"The process that compiles models ended: {error}", hint=_last_lines(error.tail)) from error
+            cause = RuntimeError(error.tail)
+            raise BadInput(f"The process that compiles {self._model} ended: {error}.", hint=_HINT) from cause
         return accepted(answer)
 
     def close(self) -> None:
@@ -59,7 +73,3 @@ class ModelProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _last_lines(text: str, count: int = 6) -> str:
-    return "\n  ".join(text.strip().splitlines()[-count:])

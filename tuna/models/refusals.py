@@ -1,12 +1,17 @@
-"""Errors of users that cross from a child process to its caller: an answer with `refused`, `hint` and `kind`."""
+"""What is refused of a model: in one message, and across from a child process as an answer with `refused`, `hint`, `kind`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuna.errors import BadInput, NotFound, ServiceError, TunaError
+
+#: Largest error, relative to the largest magnitude of the answer, that a built model may have.
+TOLERANCE = 1e-3
+#: Nodes of an operator that are named, of those that are more.
+_NAMED = 6
 
 _KINDS: Mapping[str, type[TunaError]] = {kind.__name__: kind for kind in (BadInput, NotFound, ServiceError)}
 
@@ -22,6 +27,42 @@ def refusing(handler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, 
             return {"refused": str(error), "hint": error.hint, "kind": type(error).__name__}
 
     return answer
+
+
+def obstacles(
+    name: str, operators: Mapping[str, Sequence[str]], open_shapes: Mapping[str, Sequence[int | str]]
+) -> BadInput | None:
+    """All that keeps a model from being imported, in one message; None where nothing does.
+
+    `operators` that nothing here computes, with the names of their nodes; `open_shapes` of inputs, with the names of the extents
+    that are still open, or ? for one without a name.
+    """
+    parts, hints = [], []
+    if operators:
+        listed = ", ".join(f"{operator} ({_nodes(nodes)})" for operator, nodes in sorted(operators.items()))
+        parts.append(f"operators that cannot be imported: {listed}")
+    if open_shapes:
+        shown = (f"{given}={','.join(map(str, extents))}" for given, extents in open_shapes.items())
+        parts.append(
+            f"open extents in the shape of its input{'s' if len(open_shapes) > 1 else ''} {' and '.join(shown)}"
+        )
+        named = dict.fromkeys(
+            extent for extents in open_shapes.values() for extent in extents if isinstance(extent, str)
+        )
+        hints += [f"--shape {extent}=N" for extent in named if extent != "?"]
+        for given, extents in open_shapes.items():
+            if "?" in extents:
+                hints.append(f"--shape {given}={','.join('N' if one == '?' else str(one) for one in extents)}")
+    if not parts:
+        return None
+    first = any(isinstance(extents[0], str) for extents in open_shapes.values())
+    hint = f"give them: {' '.join(hints)}{'; --batch N is the first of every input' if first else ''}" if hints else ""
+    return BadInput(f"{name} has {'; and '.join(parts)}.", hint=hint)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return f"{len(names)}: {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''}"
 
 
 def accepted(answer: dict[str, Any]) -> dict[str, Any]:

@@ -4,79 +4,98 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
 from tuna.errors import BadInput
 from tuna.models import onnx_reference, others
 from tuna.models.differences import largest_error
-from tuna.models.importer import inputs_of
+from tuna.models.refusals import TOLERANCE
 from tuna.models.torch_importer import TorchModel
 
 _ROUNDS = 5
 #: A round runs each for about this long.
 _ROUND_S = 0.1
+#: Seconds after a run until the threads of TVM's, OpenMP's and onnxruntime's pools have stopped to spin
+#: on the cores of the next contender, which took up to three times as long beside them.
+_SPINNING_S = 0.5
+
+
+def clock(threads: int) -> Callable[[], float]:
+    """The clock, in seconds, that says how long a model takes: of this thread's CPU time, of several threads wall time."""
+    return time.perf_counter if threads > 1 else time.thread_time
 
 
 def compare(
-    model: Any, library: Path, seed: int, *, rivals: bool, recorded: str = "", untuned: str = ""
+    model: Any, library: Path, inputs: Mapping[str, Any], *, rivals: bool, threads: int = 1, untuned: str = ""
 ) -> dict[str, Any]:
     """Errors by what they are against, milliseconds by contender, milliseconds by function.
 
-    An error is the largest over the largest magnitude of an output, on random inputs and on those of the file `recorded`. With
-    `rivals`, onnxruntime and PyTorch take part where they are installed; `untuned` is a library built without Tuna's kernels.
+    Where the reference is wrong or cannot compute the model, which `unanswered` says, `doubts` and errors of others do: onnxruntime
+    is asked then without `rivals` too.
+
+    An error is the largest over the largest magnitude of an output, on these `inputs`. With `rivals`, onnxruntime and PyTorch take
+    part where they are installed; `untuned` is a library built without Tuna's kernels. All have so many `threads`.
     """
-    inputs = _random_inputs(model, seed)
     machine, given = _loaded(library, inputs)
     ours = _answer(machine, given)
-    errors = {"reference": _error(ours, _reference(model, inputs))}
-    if recorded:
-        values = _recorded(model, recorded)
-        errors["reference on recorded inputs"] = _error(_answer(*_loaded(library, values)), _reference(model, values))
+    expected, unanswered, errors, doubts = None, "", dict[str, float](), dict[str, float]()
+    try:
+        expected = _reference(model, inputs)
+        errors["reference"] = _error(ours, expected)
+    except Exception as error:  # its operators raise whatever they do
+        unanswered = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+    judged = errors.get("reference", TOLERANCE + 1) <= TOLERANCE
+    asked = others.ALL if rivals else {} if judged else {"onnxruntime": others.onnxruntime}
     contenders: dict[str, Callable[[], object]] = {"tuna": lambda: machine["main"](*given)}
     absent: dict[str, str] = {}
-    for name, prepare in others.ALL.items() if rivals else ():
+    for name, prepare in asked.items():
         try:
-            ways = prepare(model, list(inputs.values()))
+            run = _best(prepare(model, list(inputs.values()), threads), clock(threads))
+            errors[name] = _error(ours, answer := run())
+            if expected is not None:
+                doubts[name] = _error(answer, expected)
         except others.Absent as error:
             absent[name] = str(error)
-            continue
-        run = _best(ways)
-        errors[name] = _error(ours, run())
-        contenders[name] = run
+        except Exception as error:  # each has its own; a model that only we can run is no fault of the model's
+            absent[name] = (
+                f"it cannot run the model: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
+            )
+        else:
+            contenders |= {name: run} if rivals else {}
     if untuned:
         plain, plain_given = _loaded(Path(untuned), inputs)
         contenders["untuned"] = lambda: plain["main"](*plain_given)
-    cpu_ms, wall_ms = _in_turn(contenders)
+    times_ms, wall_ms = _in_turn(contenders, threads)
     return {
         "errors": errors,
-        "times_ms": cpu_ms,
+        "unanswered": unanswered,
+        "doubts": doubts,
+        "times_ms": times_ms,
         "wall_ms": wall_ms,
         "absent": absent,
-        "shares": _shares(machine, given),
+        "shares": _shares(machine, given, clock(threads)),
     }
 
 
-def error_of(model: Any, library: Path, seed: int) -> float:
-    """The error against ONNX's reference on random inputs alone."""
-    inputs = _random_inputs(model, seed)
+def error_of(model: Any, library: Path, inputs: Mapping[str, Any]) -> float:
+    """The error against ONNX's reference alone."""
     return _error(_answer(*_loaded(library, inputs)), _reference(model, inputs))
 
 
-def _best(ways: Sequence[Callable[[], list[Any]]]) -> Callable[[], list[Any]]:
-    """The fastest of the ways to run a rival, by CPU time."""
+def _best(ways: Sequence[Callable[[], list[Any]]], now: Callable[[], float]) -> Callable[[], list[Any]]:
+    """The fastest of the ways to run a rival."""
     for way in ways:
         way()
-    return min(ways, key=lambda way: min(_seconds(way, 1)[0] for _ in range(_ROUNDS)))
+    return min(ways, key=lambda way: min(_seconds(way, 1, now)[0] for _ in range(_ROUNDS)))
 
 
-def _loaded(library: Path, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
+def _loaded(library: Path, inputs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The virtual machine of a built model, and the inputs as it takes them."""
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     return machine, [tvm.runtime.tensor(array) for array in inputs.values()]
@@ -86,18 +105,7 @@ def _answer(machine: Any, given: list[Any]) -> list[Any]:
     return [tensor.numpy() for tensor in _outputs(machine["main"](*given))]
 
 
-def _random_inputs(model: Any, seed: int) -> dict[str, Any]:
-    generator = np.random.default_rng(seed)
-    found = {}
-    for value in inputs_of(model):
-        kind = np.dtype(value["dtype"])
-        if kind.kind != "f":
-            raise BadInput(f"The input {value['name']} is of type {kind}; only floating-point inputs can be drawn.")
-        found[value["name"]] = generator.standard_normal(value["shape"]).astype(kind)
-    return found
-
-
-def _reference(model: Any, inputs: dict[str, Any]) -> list[Any]:
+def _reference(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
     if isinstance(model, TorchModel):
         return model.reference(inputs)
     return onnx_reference.run(model, inputs)
@@ -113,56 +121,49 @@ def _error(ours: list[Any], expected: list[Any]) -> float:
     return largest_error(ours, expected)
 
 
-def _in_turn(contenders: dict[str, Callable[[], object]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """CPU times of this thread and wall times of rounds in which each runs.
+def _in_turn(
+    contenders: dict[str, Callable[[], object]], threads: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return times by `clock` and wall times of rounds in which each runs.
 
     The mean of a round's runs is kept: their median would hide what a round shares.
     """
-    numbers = {}
+    numbers, now = {}, clock(threads)
     for name, run in contenders.items():
         run()
-        numbers[name] = max(1, round(_ROUND_S / max(_seconds(run, 1)[0], 1e-6)))
-    cpu_ms: dict[str, list[float]] = {name: [] for name in contenders}
+        numbers[name] = max(1, round(_ROUND_S / max(_seconds(run, 1, now)[0], 1e-6)))
+    times_ms: dict[str, list[float]] = {name: [] for name in contenders}
     wall_ms: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_ROUNDS):
         for name, run in contenders.items():
-            cpu_s, wall_s = _seconds(run, numbers[name])
-            cpu_ms[name].append(1e3 * cpu_s / numbers[name])
+            if threads > 1:
+                time.sleep(_SPINNING_S)
+                run()
+            taken_s, wall_s = _seconds(run, numbers[name], now)
+            times_ms[name].append(1e3 * taken_s / numbers[name])
             wall_ms[name].append(1e3 * wall_s / numbers[name])
-    return cpu_ms, wall_ms
+    return times_ms, wall_ms
 
 
-def _seconds(run: Callable[[], object], number: int) -> tuple[float, float]:
-    """CPU time of this thread and wall time of so many runs."""
-    wall_s, cpu_s = time.perf_counter(), time.thread_time()
+def _seconds(run: Callable[[], object], number: int, now: Callable[[], float]) -> tuple[float, float]:
+    """Time by this clock and wall time of so many runs."""
+    wall_s, started = time.perf_counter(), now()
     for _ in range(number):
         run()
-    return time.thread_time() - cpu_s, time.perf_counter() - wall_s
+    return now() - started, time.perf_counter() - wall_s
 
 
-def _recorded(model: Any, path: str) -> dict[str, Any]:
-    """Inputs from an npz file with an array for each input, by name; nothing in it is executed."""
-    found = {}
-    with np.load(path, allow_pickle=False) as arrays:
-        for value in inputs_of(model):
-            name, shape, kind = value["name"], tuple(value["shape"]), np.dtype(value["dtype"])
-            if name not in arrays or arrays[name].shape != shape or arrays[name].dtype != kind:
-                raise BadInput(f"{Path(path).name} has no array {name} of shape {shape} and type {kind}.")
-            found[name] = np.ascontiguousarray(arrays[name])
-    return found
-
-
-def _shares(machine: Any, given: list[Any]) -> dict[str, float]:
+def _shares(machine: Any, given: list[Any], now: Callable[[], float]) -> dict[str, float]:
     """Milliseconds of each function that the model calls in a run, the runtime's own included; medians of a few runs."""
-    spent: Counter[str] = Counter()
-    started = 0
+    spent: dict[str, float] = defaultdict(float)
+    started = 0.0
 
     def instrument(_function: Any, name: str, before: bool, _value: Any, *_args: Any) -> int:
         nonlocal started
         if before:
-            started = time.thread_time_ns()
+            started = now()
         else:
-            spent[name] += time.thread_time_ns() - started
+            spent[name] += now() - started
         return 0
 
     machine.set_instrument(instrument)
@@ -172,4 +173,4 @@ def _shares(machine: Any, given: list[Any]) -> dict[str, float]:
         machine["main"](*given)
         runs.append(dict(spent))
     names = {name for run in runs for name in run}
-    return {name: statistics.median(run.get(name, 0) for run in runs) / 1e6 for name in sorted(names)}
+    return {name: statistics.median(run.get(name, 0.0) for run in runs) * 1e3 for name in sorted(names)}

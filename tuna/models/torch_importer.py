@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tuna.errors import BadInput, LibraryMissing
+from tuna.models.refusals import obstacles
 from tuna.sentences import install_extra
 
 #: The first bytes of a .pt2 file, which is a zip archive.
@@ -56,14 +56,10 @@ class TorchModel:
         """The program as a Relax module; raises BadInput that names every operator which cannot be imported."""
         from tvm.relax.frontend.torch import from_exported_program
 
-        try:
-            program = self.program.run_decompositions()
-        except Exception as error:  # torch raises whatever its decompositions do
-            raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
-        missing = _unsupported(program)
-        if missing:
-            listed = ", ".join(f"{operator} ({count})" for operator, count in sorted(missing.items()))
-            raise BadInput(f"{name} has operators that cannot be imported: {listed}.")
+        program = _decomposed(self.program, name)
+        found = obstacles(name, _unsupported(program), {})
+        if found is not None:
+            raise found
         try:
             module = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)
             return relax.transform.BindSymbolicVars(dict(self.sizes))(module) if self.sizes else module
@@ -74,7 +70,8 @@ class TorchModel:
 def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int | None = None) -> TorchModel:
     """The program with inputs of these shapes, `batch` as the first extent of those that are not named.
 
-    Only extents that were exported as dynamic can be chosen. Raises BadInput.
+    Only extents that were exported as dynamic can be chosen, by their names too. Raises BadInput, in one message for all extents
+    that nothing says and all operators that cannot be imported.
     """
     try:
         import torch
@@ -87,17 +84,34 @@ def read(path: Path, name: str, shapes: Mapping[str, Sequence[int]], batch: int 
     except Exception as error:  # torch, zipfile and the file system each have their own
         raise BadInput(f"{name} is no program of torch.export: {_last_line(error)}") from None
     given = _inputs(program)
-    unknown = set(shapes) - {found for found, *_ in given}
+    named = {extent for _, extents, _ in given for extent in extents if isinstance(extent, str)}
+    sizes = {extent: values[0] for extent, values in shapes.items() if extent in named and len(values) == 1}
+    unknown = set(shapes) - {found for found, *_ in given} - set(sizes)
     if unknown:
         there = ", ".join(found for found, *_ in given)
         raise BadInput(f"{name} has no input {', '.join(sorted(unknown))}.", hint=f"inputs: {there}")
-    sizes: dict[str, int] = {}
     for found, extents, _ in given:
         wanted = shapes.get(found)
         if wanted is None and batch is not None and extents:
             wanted = [batch, *extents[1:]]  # type: ignore[list-item]
         _fix(found, extents, extents if wanted is None else wanted, sizes)
+    still_open = {
+        found: [sizes.get(extent, extent) if isinstance(extent, str) else extent for extent in extents]
+        for found, extents, _ in given
+        if any(isinstance(extent, str) and extent not in sizes for extent in extents)
+    }
+    if still_open:
+        refused = obstacles(name, _unsupported(_decomposed(program, name)), still_open)
+        assert refused is not None
+        raise refused
     return TorchModel(program, sizes)
+
+
+def _decomposed(program: Any, name: str) -> Any:
+    try:
+        return program.run_decompositions()
+    except Exception as error:  # torch raises whatever its decompositions do
+        raise BadInput(f"{name} cannot be imported: {_last_line(error)}") from error
 
 
 def _fix(name: str, extents: Sequence[int | str], wanted: Sequence[int | str], sizes: dict[str, int]) -> None:
@@ -112,9 +126,6 @@ def _fix(name: str, extents: Sequence[int | str], wanted: Sequence[int | str], s
             )
         if isinstance(extent, str) and isinstance(value, int) and sizes.setdefault(extent, value) != value:
             raise BadInput(f"The input {name} needs the extent {sizes[extent]} that another one has, not {value}.")
-    if any(isinstance(extent, str) and extent not in sizes for extent in extents):
-        example = ",".join("?" if isinstance(extent, str) else str(extent) for extent in extents)
-        raise BadInput(f"The input {name} has no fixed shape.", hint=f"give it with --shape {name}={example}")
 
 
 def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
@@ -129,13 +140,16 @@ def _inputs(program: Any) -> list[tuple[str, list[int | str], Any]]:
     return found
 
 
-def _unsupported(program: Any) -> Counter[str]:
-    """How often the program calls each operator that TVM's importer does not know."""
+def _unsupported(program: Any) -> dict[str, list[str]]:
+    """The calls of each operator that TVM's importer does not know."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     known = ExportedProgramImporter().convert_map
-    calls = (node for node in program.graph.nodes if node.op == "call_function")
-    return Counter(str(node.target) for node in calls if node.target.__name__ not in known)
+    found: dict[str, list[str]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target.__name__ not in known:
+            found.setdefault(str(node.target), []).append(str(node.name))
+    return found
 
 
 def _last_line(error: Exception) -> str:
