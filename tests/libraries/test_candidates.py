@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,9 @@ def test_each_bad_candidate_has_its_cause_and_the_good_are_measured(toys: Toys) 
     assert "no such device" in result.trials[3].output_tail
     assert (result.trials[4].max_error or 0) > 0.1
     assert [trial.max_error for trial in result.trials[5:8]] == [None, None, None]
+    told = {trial.output_tail for trial in result.trials[5:8]}
+    assert told == {"not all of the output was written, or it holds NaN or infinity"}
+    assert re.fullmatch(r"the largest error is \S+ of the largest value, more than \S+", result.trials[4].output_tail)
     assert result.ok
     assert result.device is not None
     assert result.device.name == "a toy"

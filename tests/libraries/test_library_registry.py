@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tuna import doctor
 from tuna.errors import LibraryMissing
 from tuna.libraries import registry
 from tuna.libraries.base import Library, Step
@@ -44,3 +45,16 @@ def test_a_library_whose_search_or_finals_have_another_name_is_refused(install: 
     assert caught.value.hint == f"its author has to call it '{name}'"
     install(type("Right", (NoopLibrary,), {attribute: Step(name, Resource.CPU)}))
     assert registry.get_library("toy").step(name).name == name
+
+
+def test_a_library_that_cannot_be_imported_is_broken_and_not_absent(install: Any) -> None:
+    """`tuna doctor` said "absent", and ended with 0."""
+
+    def fails() -> Library:
+        raise ImportError("cannot import name 'Candidates'")
+
+    install(fails)
+    found = doctor.of_library("toy")
+    assert (found.ok, found.absent) == (False, False)
+    assert "cannot be loaded: ImportError: cannot import name 'Candidates'" in found.text
+    assert found.hint

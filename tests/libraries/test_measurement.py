@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuna.libraries.items import Trial
-from tuna.libraries.measurement import FINALISTS, RIVAL_PROCESSES, Contest, Limits, Measurement
+from tuna.libraries.measurement import FINALISTS, RIVAL_PROCESSES, Calls, Contest, Limits, Measurement
 from tuna.sandbox.processes import ChildCrashed
 
 
@@ -65,7 +65,7 @@ class Machine:
         finalists = self.ways.get("finalists", FINALISTS)
         jobs = {index: {"config": {}} for index in paths}
         contest = Contest(jobs, Limits(1, 1), known_ms, finalists, self.ways.get("best_ms"))
-        return Measurement(self.here, self.fresh, contest, paths, Path("/inputs")).run(highest)
+        return Measurement(Calls(self.here, self.here, self.fresh), contest, paths, Path("/inputs")).run(highest)
 
 
 def best(trials: Sequence[Trial]) -> int:

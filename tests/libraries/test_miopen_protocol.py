@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fin_double import fin_params, fin_problem, fin_solvers
 from shared_data import shared_data
 
 from tuna.artifacts import Artifacts
 from tuna.configs import ConvConfig, from_json, parse_line
 from tuna.configs.conv import COMMANDS
-from tuna.libraries.base import canonical_name
 from tuna.libraries.miopen import answers, kernels, names, problem, request
 from tuna.libraries.miopen.answers import Failure
 from tuna.libraries.miopen.formats import perf_db
 from tuna.libraries.miopen.kernels import BadKernel
-from tuna.testing import fin_params, fin_problem, fin_solvers
-from tuna.vocabulary import Cause
+from tuna.vocabulary import Cause, canonical_name
 
 _TYPES = {command: data_type.value for data_type, command in COMMANDS.items()}
 
@@ -92,14 +91,14 @@ def test_target_ids(arch: str, target: str) -> None:
 
 def test_our_key_of_a_problem_is_fins() -> None:
     for job, answer in exchanges():
-        assert answers.problem_key(answer, config_of(job["config"])) == ""
+        answers.check_problem(answer, config_of(job["config"]))
         assert answer["db_key"] == problem.text_of(config_of(job["config"]))
 
 
 def test_an_answer_about_another_problem_is_refused() -> None:
     job, answer = next(exchanges())
     with pytest.raises(Failure) as failure:
-        answers.problem_key({**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"]))
+        answers.check_problem({**answer, "db_key": "1-" + answer["db_key"]}, config_of(job["config"]))
     assert failure.value.cause is Cause.INFRA
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shared_data import needed_program
 
 from tuna.configs import GemmConfig
 from tuna.libraries import cold_caches, fma_loop, measuring, probe, repeats
@@ -25,12 +25,11 @@ from tuna.libraries.repeats import Repeat, Sampler
 # -- peak -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
 @pytest.mark.parametrize(("bits", "register"), [(256, "ymm"), (512, "zmm")])
 def test_the_loop_is_nothing_but_multiply_adds(tmp_path: Path, bits: int, register: str) -> None:
     loop, file = FmaLoop(bits), tmp_path / "loop"
     file.write_bytes(loop.code())
-    command = [str(shutil.which("objdump")), "-D", "-b", "binary", "-m", "i386:x86-64", "--no-show-raw-insn", str(file)]
+    command = [needed_program("objdump"), "-D", "-b", "binary", "-m", "i386:x86-64", "--no-show-raw-insn", str(file)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = dict(re.findall(r"^ +([0-9a-f]+):\s+(.*?)\s*$", text, re.MULTILINE))
     words = list(lines.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import struct
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from board_server import Board, Tracker
+from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import conv, gemm
 
@@ -85,7 +85,7 @@ def evaluated(bench: Bench, artifacts: list[str | None], **options: object) -> S
 
 def bad(bench: Bench, folder: Path, source: str) -> str:
     (folder / "bad.c").write_text(source)
-    command = ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / "bad.so"), str(folder / "bad.c")]
+    command = [needed_program("gcc"), "-shared", "-fPIC", "-w", "-o", str(folder / "bad.so"), str(folder / "bad.c")]
     subprocess.run(command, check=True, timeout=60)
     return bench.context.artifacts.put((folder / "bad.so").read_bytes())
 
@@ -144,7 +144,6 @@ def test_finalists_stay_as_they_were_if_another_board_took_the_place_of_theirs(
     assert tracker.given == 3, "the environment's, the item's, and the other one"
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")
 def test_a_candidate_that_crashes_the_board_is_at_fault(
     board: Board, bench_at: Callable[..., tuple[Bench, Tracker]], tmp_path: Path
 ) -> None:
@@ -156,7 +155,6 @@ def test_a_candidate_that_crashes_the_board_is_at_fault(
 
 
 @pytest.mark.drill(only=True)  # 7 s of waiting
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")
 def test_a_candidate_that_hangs_is_at_fault_and_holds_the_board(
     bench_at: Callable[..., tuple[Bench, Tracker]], tmp_path: Path
 ) -> None:
@@ -174,7 +172,6 @@ def test_a_candidate_that_hangs_is_at_fault_and_holds_the_board(
     assert "did not come back after the candidate before" in result.trials[2].output_tail
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")
 def test_a_board_that_vanishes_is_lost_and_no_candidate_is_blamed(
     bench_at: Callable[..., tuple[Bench, Tracker]], tmp_path: Path
 ) -> None:
@@ -291,11 +288,11 @@ def test_waiting_for_a_board_ends_with_the_worker(board: Board, bench_at: Callab
     assert (result.cause, result.output_tail) == (Cause.DEVICE_LOST, "this worker is ending")
 
 
-@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="needs Debian's g++-aarch64-linux-gnu")
 @pytest.mark.parametrize(("config", "solver"), [(conv(), "TvmConvTile"), (conv(), "TvmConvDirectNCHW"), (gemm(), GEMM)])
 def test_candidates_for_another_architecture_are_its_code(
     new_bench: Callable[[], Bench], config: object, solver: str
 ) -> None:
+    needed_program("aarch64-linux-gnu-g++")
     bench = new_bench()
     bench.target = json.dumps({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
     result = bench.compile(config, solver)  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -41,6 +43,15 @@ def test_the_cpu_is_asked_for_once_and_a_corrupt_answer_is_asked_for_again(
     assert json.loads(cache.read_text()) == {"mcpu": expected.arch}
     monkeypatch.setattr(environment, "Child", None)  # nobody may be asked now
     assert TvmLibrary().environment() == expected
+
+
+def test_the_cpu_has_the_name_that_tvm_gives_it_without_an_import_of_tvm(tvm_here: None) -> None:
+    program = (
+        "import sys; from tuna.libraries.tvm import environment; found = environment.host()\n"
+        "assert 'tvm' not in sys.modules\n"
+        "from tvm.target import codegen; assert found == {'mcpu': codegen.llvm_get_system_cpu()}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("missing", ["apache-tvm", "apache-tvm-ffi"])

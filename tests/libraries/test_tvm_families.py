@@ -122,6 +122,26 @@ def example() -> ModuleType:
     return made
 
 
+def test_the_example_takes_a_folder_with_one_database_and_says_what_it_wants_else(
+    example: ModuleType, tmp_path: Path
+) -> None:
+    def made(name: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        for file in ("database_workload.json", "database_tuning_record.json", "layers.json"):
+            (tmp_path / name / file).touch()
+        return tmp_path / name
+
+    for place in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(SystemExit, match="holds no database for TVM; one is made by: tuna export"):
+            example.main(place)
+    assert list(tmp_path.iterdir()) == [], "TVM makes the files that it looks for"
+    first = made("a.tvm")
+    assert example.database_folder(first) == example.database_folder(tmp_path) == first
+    made("b.tvm")
+    with pytest.raises(SystemExit, match=r"several databases; name one of: .*a\.tvm, .*b\.tvm"):
+        example.main(tmp_path)
+
+
 @st.composite
 def layers(draw: st.DrawFn, solver: str) -> Config:
     """A small layer, changed until it is one for the solver: odd sizes, groups, dilation, one channel, uneven padding."""

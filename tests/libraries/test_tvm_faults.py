@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shared_data import needed_program
 from tvm_bench import Bench
 from tvm_layers import DILATION, conv
 
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.keeps_processes, pytest.mark.usefixtures("forked_child
 NCHW = "TvmConvDirectNCHW"
 #: What TVM calls in a compiled library. The bodies below are the candidates.
 ENTRY = "#include <stdlib.h>\n#include <unistd.h>\nint __tvm_ffi_main(void *h, void *a, int n, void *r) {{ {body} }}\n"
-GCC = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a bad candidate")
 
 
 def bad_library(bench: Bench, folder: Path, body: str) -> str:
@@ -30,7 +29,7 @@ def bad_library(bench: Bench, folder: Path, body: str) -> str:
     source, built = folder / "bad.c", folder / "bad.so"
     source.write_text(ENTRY.format(body=body))
     subprocess.run(
-        [str(shutil.which("gcc")), "-O0", "-shared", "-fPIC", "-w", "-o", str(built), str(source)],
+        [needed_program("gcc"), "-O0", "-shared", "-fPIC", "-w", "-o", str(built), str(source)],
         check=True,
         timeout=60,
     )
@@ -41,7 +40,6 @@ def good_candidates(bench: Bench) -> list[str | None]:
     return [trial.artifact for trial in bench.compile(conv(), NCHW).trials]
 
 
-@GCC
 def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     new_bench: Callable[[], Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +77,6 @@ def test_each_bad_candidate_has_its_cause_and_the_others_are_measured(
     assert time.monotonic() - started < 150  # the limit of a candidate does not grow by that of a start
 
 
-@GCC
 def test_an_item_whose_candidates_are_all_bad_fails_with_their_cause(bench: Bench, tmp_path: Path) -> None:
     result = bench.evaluate(conv(), NCHW, [bad_library(bench, tmp_path, "return 0;")])
     assert (result.ok, result.cause) == (False, Cause.WRONG_RESULT)
@@ -100,10 +97,10 @@ def test_all_repeats_are_kept_and_the_closest_candidates_are_measured_again(benc
     """And an artifact may be evaluated again: a retry must not write over the library that the child has mapped."""
     candidate = good_candidates(bench)[0]
     assert bench.evaluate(conv(), NCHW, [candidate]).trials[0].cause is None
-    assert bench.library._evaluator is not None
-    starts = bench.library._evaluator.starts
+    assert bench.library._clean is not None
+    starts = bench.library._clean.starts
     result = bench.evaluate(conv(), NCHW, [candidate, candidate])
-    assert bench.library._evaluator.starts == starts
+    assert bench.library._clean.starts == starts
     assert [trial.cause for trial in result.trials] == [None, None]
     best = min(result.trials, key=lambda trial: trial.time_ms or 0)
     assert len(best.times_ms) >= 3 * 3  # in three processes, three times at least
@@ -124,9 +121,7 @@ def test_an_item_without_candidates_fails(bench: Bench) -> None:
 
 def fake_linker(folder: Path, monkeypatch: pytest.MonkeyPatch, first_time: str) -> None:
     """A g++ that does `first_time` when it is called for the first time, and is the real one after that."""
-    real = shutil.which("g++")
-    if real is None:
-        pytest.skip("needs g++, which TVM links with")
+    real = needed_program("g++")
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     script = folder / "g++"

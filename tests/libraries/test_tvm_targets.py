@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
+from shared_data import needed_program
 
 from tuna.errors import BadInput, LibraryMissing
 from tuna.libraries.tvm import targets
@@ -100,12 +100,11 @@ def test_without_a_linker_its_package_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert targets.linker({"kind": "llvm", "num-cores": 2}, "") == "", "this machine's own"
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_a_compiler_that_links_for_another_machine_is_refused(
     tvm_here: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TUNA_HOME", str(tmp_path))
-    monkeypatch.setenv("TUNA_CC", "gcc")
+    monkeypatch.setenv("TUNA_CC", Path(needed_program("gcc")).name)
     get_settings.cache_clear()
     try:
         with pytest.raises(LibraryMissing, match="gcc does not link for riscv64-linux-gnu: asked for its machine"):

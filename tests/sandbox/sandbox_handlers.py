@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import subprocess
 import sys
+import termios
 import time
 from typing import Any
 
@@ -59,6 +61,22 @@ def garbage(text: str) -> dict[str, Any]:
     return {}
 
 
+def answer_twice(text: str) -> dict[str, Any]:
+    """After the next answer, once it has been read, write `text` where it went."""
+    main = sys.modules["__main__"]
+    answer = main._answer
+
+    def twice(handlers: Any, request: Any, answers: Any) -> None:
+        answer(handlers, request, answers)
+        unread = bytearray(4)
+        while unread and fcntl.ioctl(answers.fileno(), termios.FIONREAD, unread) == 0 and any(unread):
+            pass
+        os.write(answers.fileno(), text.encode())
+
+    main._answer = twice
+    return {}
+
+
 def large(megabytes: int) -> dict[str, Any]:
     return {"text": "y" * (megabytes << 20)}
 
@@ -85,5 +103,19 @@ def imported(name: str) -> dict[str, Any]:
 
 HANDLERS = {
     function.__name__: function
-    for function in (echo, fail, crash, leave, hang, chatter, allocate, garbage, large, burn, wait, imported)
+    for function in (
+        echo,
+        fail,
+        crash,
+        leave,
+        hang,
+        chatter,
+        allocate,
+        garbage,
+        answer_twice,
+        large,
+        burn,
+        wait,
+        imported,
+    )
 }

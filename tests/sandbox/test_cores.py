@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tuna.errors import BadInput
-from tuna.sandbox import cores
-from tuna.settings import Settings
+from tuna.sandbox import cores, placement
+from tuna.settings import Settings, get_settings
 
 
 @pytest.fixture
@@ -40,3 +42,43 @@ def test_a_core_that_is_not_there_is_named_with_those_that_are(four: None) -> No
     with pytest.raises(BadInput, match="core 2") as error:
         cores.eval_cpus(Settings(eval_cpus="2"))
     assert error.value.hint == "Choose from 0, 1, 4, 5."
+
+
+def test_cores_to_measure_on_are_the_last_ones_and_first_those_of_other_physical_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = {cpu: placement.Place(0, (cpu & ~1, cpu | 1)) for cpu in range(6)}
+    monkeypatch.setattr(cores, "available_cpus", lambda: tuple(pairs))
+    monkeypatch.setattr(cores.placement, "read_places", lambda cpus: {cpu: pairs[cpu] for cpu in cpus})
+    settings = Settings(eval_cpus="")
+    assert cores.some_cpus(1, settings) == (5,)
+    assert cores.some_cpus(3, settings) == (1, 3, 5)
+    assert cores.some_cpus(4, settings) == (1, 3, 4, 5)
+    assert cores.some_cpus(6, settings) == tuple(pairs)
+    assert cores.some_cpus(2, Settings(eval_cpus="0-2")) == (1, 2)
+    with pytest.raises(BadInput, match="7 cores cannot measure: this process may use 6"):
+        cores.some_cpus(7, settings)
+    with pytest.raises(BadInput, match="4 cores cannot measure: TUNA_EVAL_CPUS names 3"):
+        cores.some_cpus(4, Settings(eval_cpus="0-2"))
+
+
+@pytest.mark.parametrize("before", [None, "0-2"])
+def test_a_number_of_cores_is_that_setting_for_as_long_as_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.setattr(cores, "available_cpus", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(cores.placement, "read_places", lambda cpus: {cpu: placement.Place() for cpu in cpus})
+    monkeypatch.delenv("TUNA_EVAL_CPUS", raising=False)
+    if before:
+        monkeypatch.setenv("TUNA_EVAL_CPUS", before)
+    get_settings.cache_clear()
+    with cores.measuring_with(2):
+        assert os.environ["TUNA_EVAL_CPUS"] == ("1,2" if before else "2,3")
+        assert len(cores.eval_cpus()) == 2
+        assert cores.of_all() == "2 of 4 cores"
+        with cores.measuring_with(None):
+            assert len(cores.eval_cpus()) == 2
+    assert os.environ.get("TUNA_EVAL_CPUS") == before
+    with cores.measuring_with(None):
+        assert len(cores.eval_cpus()) == (3 if before else 4)
+    assert get_settings().eval_cpus == (before or "")

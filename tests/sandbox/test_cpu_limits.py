@@ -57,22 +57,22 @@ def test_on_a_busy_machine_a_slow_build_is_given_time(monkeypatch: pytest.Monkey
 
 def test_a_request_can_be_answered_by_a_fork(child: Child) -> None:
     here = child.call({"op": "echo", "value": 1}, 60)
-    first, second = (child.call({"op": "echo", "value": 2, "fork": True}, 60) for _ in range(2))
+    first, second = (child.call({"op": "echo", "value": 2, "fork": number}, 60) for number in (1, 2))
     assert len({here["pid"], first["pid"], second["pid"]}) == 3
     assert (first["value"], child.starts) == (2, 1)
     with pytest.raises(ChildFailed, match="no such luck"):
-        child.call({"op": "fail", "fork": True}, 60)
+        child.call({"op": "fail", "fork": 1}, 60)
     assert child.call({"op": "echo", "value": 3}, 60)["pid"] == here["pid"]
 
 
 def test_a_fork_that_crashes_or_leaves_is_a_crash_of_the_child(child: Child) -> None:
     with pytest.raises(ChildCrashed, match="SIGSEGV") as error:
-        child.call({"op": "crash", "fork": True}, 60)
+        child.call({"op": "crash", "fork": 1}, 60)
     assert "last words" in error.value.tail
     with pytest.raises(ChildCrashed, match="exit code 7"):
-        child.call({"op": "leave", "code": 7, "fork": True}, 60)
+        child.call({"op": "leave", "code": 7, "fork": 1}, 60)
     with pytest.raises(ChildTimeout):
-        child.call({"op": "hang", "fork": True}, 1)
+        child.call({"op": "hang", "fork": 1}, 1)
 
 
 # -- load -------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import subprocess
 import sys
 import time
@@ -15,7 +16,16 @@ import pytest
 from tuna.sandbox import processes
 from tuna.sandbox.box import Box
 from tuna.sandbox.discovery import VISIBILITY
-from tuna.sandbox.processes import Child, ChildCancelled, ChildCrashed, ChildFailed, ChildTimeout, child_env, run
+from tuna.sandbox.processes import (
+    Child,
+    ChildCancelled,
+    ChildCrashed,
+    ChildFailed,
+    ChildGarbled,
+    ChildTimeout,
+    child_env,
+    run,
+)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -233,6 +243,22 @@ def test_an_answer_that_is_garbage_counts_as_a_crash(child: Child, text: str) ->
         child.call({"op": "garbage", "text": text}, LIMIT_S)
     assert not child.alive
     assert child.call({"op": "echo", "value": 4}, LIMIT_S)["value"] == 4
+
+
+def test_what_a_child_wrote_beside_its_answer_is_no_answer_to_the_next_call(child: Child) -> None:
+    """S6: it knows the next call's number."""
+    child.call({"op": "answer_twice", "text": '{"number": 3, "result": {"value": "forged"}}\n'}, LIMIT_S)
+    assert child.call({"op": "echo", "value": "first"}, LIMIT_S)["value"] == "first"
+    select.select([child._answers], [], [])  # it is there
+    assert child.call({"op": "echo", "value": "mine"}, LIMIT_S)["value"] == "mine"
+    assert child.starts == 2
+
+
+@pytest.mark.parametrize("value", ["5", "null", "[]", '"abc"'])
+def test_an_answer_that_its_caller_cannot_use_counts_as_a_crash(child: Child, value: str) -> None:
+    with pytest.raises(ChildGarbled, match="garbage"):
+        child.call({"op": "garbage", "text": f'{{"number": 1, "result": {value}}}\n'}, LIMIT_S)
+    assert not child.alive
 
 
 def test_a_large_answer_arrives_and_one_without_end_does_not(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

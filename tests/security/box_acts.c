@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -123,6 +124,10 @@ int act(const char *what, const char *with) {
   if (IS("bomb")) return bomb(atoi(with));
   if (IS("namespace")) return said(unshare(CLONE_NEWUSER | CLONE_NEWNET));
   if (IS("mount")) return said(mount("none", with, "tmpfs", 0, 0));
+  if (IS("memfd")) return said(syscall(SYS_memfd_create, "m", 0) < 0);
+  if (IS("memfd-secret")) return said(syscall(SYS_memfd_secret, 0) < 0);
+  if (IS("map-shared")) return said(mmap(0, 4096, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0) == MAP_FAILED);
+  if (IS("map-stack")) return said(mmap(0, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0) == MAP_FAILED);
   if (IS("shared-memory")) return said(shmget(IPC_PRIVATE, 4096, 0600) < 0);
   if (IS("outlive")) return said(prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0));
   if (IS("mode")) return said(chmod(with, 0777));

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from box_place import HERE, SECRET, Place
 from command_lines import Ended
 from guarded_redis import ADMIN, emptied, guarded_redis
 from joined_site import Site
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.api import open_database
 from tuna.db import sessions
@@ -60,10 +59,9 @@ def needs_a_box() -> None:
 @pytest.fixture(scope="session")
 def acts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program of `box_acts.c`."""
-    compiler = shutil.which("cc")
-    need(compiler, "a C compiler")
+    compiler = needed_program("cc")
     program = tmp_path_factory.mktemp("acts") / "box_acts"
-    subprocess.run([str(compiler), "-o", str(program), str(HERE / "box_acts.c")], check=True)
+    subprocess.run([compiler, "-o", str(program), str(HERE / "box_acts.c")], check=True)
     return program
 
 

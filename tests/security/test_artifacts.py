@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuna import artifacts
 from tuna.artifacts import Artifacts
+from tuna.vocabulary import MAX_BYTES
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -55,7 +55,7 @@ def test_a_huge_artifact_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     place = tmp_path / "a" / digest[:2] / digest
     place.parent.mkdir(parents=True)
     with open(place, "wb") as stream:
-        stream.truncate(artifacts.MAX_BYTES + 1)
+        stream.truncate(MAX_BYTES + 1)
     with pytest.raises(KeyError):
         store.get(digest)
 

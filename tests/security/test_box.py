@@ -21,7 +21,7 @@ import psutil
 import pytest
 from box_place import SECRET, Place
 from celery import Celery
-from shared_data import need
+from shared_data import need, needed_program
 from structlog.testing import capture_logs
 
 from tuna import doctor
@@ -71,7 +71,7 @@ def test_a_program_reaches_no_file_process_or_socket_outside(
             "cut": place.readable, "environ": os.getpid(), "mem": os.getpid(), "maps": victim.pid, "ptrace": victim.pid,
             "kill": victim.pid, "signal-all": 0, "limit": victim.pid, "priority": victim.pid, "tcp": listener, "udp": listener,
             "tcp6": 0, "netlink": 0, "unix": address, "io_uring": 0, "session": 0, "group": 0, "namespace": 0, "mount": place.room,
-            "shared-memory": 0, "outlive": 0,
+            "shared-memory": 0, "outlive": 0, "memfd": 0, "memfd-secret": 0, "map-shared": 0, "map-stack": 0,
         }  # fmt: skip
         found = perform(acts, wanted, place)
     assert set(found) == set(wanted)
@@ -80,6 +80,19 @@ def test_a_program_reaches_no_file_process_or_socket_outside(
     assert not place.harmed
     assert list(place.room.iterdir()) == []
     assert place.left_behind() == []
+
+
+def test_memory_that_no_limit_counts_is_for_gpus_alone(acts: Path, place: Place) -> None:
+    """S10: RLIMIT_DATA counts private memory."""
+    wanted = {"memfd": 0, "map-shared": 0, "list": "/dev", "read": "/dev/zero"}
+    assert [name for name, said in perform(acts, wanted, place).items() if said == "DONE"] == []
+    place.box = replace(place.box, gpus=True)
+    done = [name for name, said in perform(acts, wanted, place).items() if said == "DONE"]
+    assert done == ["memfd", "map-shared", "read"]
+
+
+def test_where_memory_runs_out_the_kernel_ends_a_child_first(place: Place) -> None:
+    assert run(["cat", "/proc/self/oom_score_adj"], timeout_s=LIMIT_S, box=place.box).output == "1000\n"
 
 
 def test_without_a_box_most_of_it_is_open(acts: Path, place: Place, victim: psutil.Popen, listener: str) -> None:
@@ -147,7 +160,7 @@ def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_program(acts: Path, pl
 
 
 def test_a_program_that_is_boxed_still_compiles_and_runs_programs(place: Place) -> None:
-    need(shutil.which("cc"), "a C compiler")
+    needed_program("cc")
     source = "int main(void) { return 7; }"
     line = "cc -xc -o here - && /lib64/ld-linux-x86-64.so.2 ./here"
     if not Path("/lib64/ld-linux-x86-64.so.2").exists():
@@ -342,3 +355,44 @@ def _cpu_ms(box: Box | None) -> float:
     before_s = used_s()
     assert run(["true"], timeout_s=LIMIT_S, box=box).returncode == 0
     return 1e3 * (used_s() - before_s)
+
+
+# -- checkouts ---------------------------------------------------------------------------------------------------------
+
+ROOT = Path(boxes.__file__).parents[2]
+
+
+@pytest.mark.parametrize("named", [(), (ROOT,), (ROOT.parent,)])
+def test_of_a_checkout_only_packages_are_open(
+    acts: Path, place: Place, monkeypatch: pytest.MonkeyPatch, named: tuple[Path, ...]
+) -> None:
+    """S9: docker/secrets and .git/config could be read, for a child's PYTHONPATH is the checkout."""
+    monkeypatch.setenv("TUNA_SANDBOX_READ", os.pathsep.join(map(str, named)))
+    get_settings.cache_clear()
+    git = ROOT / ".git"
+    closed = [git / "config" if git.is_dir() else git, ROOT / "docker" / "compose.yaml", ROOT / "pyproject.toml"]
+    code = "import sys, tuna.sandbox.box\nfor path in sys.argv[1:]:\n    try: open(path).close(); print('read', path)\n"
+    code += "    except PermissionError: print('refused')"
+    done = run([sys.executable, "-c", code, *map(str, closed)], timeout_s=LIMIT_S, box=place.box, cwd=place.room)
+    assert done.output.split("\n")[:-1] == ["refused"] * 3
+
+
+def test_of_a_plug_in_that_is_developed_elsewhere_only_packages_are_open(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    for path in (".git/config", "keys/token", "plug/__init__.py", "module.py"):
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).write_text("found = 1\n")
+    monkeypatch.syspath_prepend(checkout)  # as a .pth file of an editable installation does
+    boxes._python.cache_clear()
+    try:
+        code = (
+            f"import sys\nsys.path.append({str(checkout)!r})\nimport plug, module\nprint(plug.found + module.found)\n"
+        )
+        code += f"for path in ('.git/config', 'keys/token'):\n    try: open({str(checkout)!r} + '/' + path)\n"
+        code += "    except PermissionError: print('refused')"
+        done = run([sys.executable, "-c", code], timeout_s=LIMIT_S, box=place.box, cwd=place.room)
+        assert done.output.splitlines() == ["2", "refused", "refused"]
+    finally:
+        boxes._python.cache_clear()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from box_place import HERE, Place
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.configs import Config, GemmConfig
 from tuna.libraries.base import Environment, Solver
@@ -46,7 +45,7 @@ def measure(
     tuna_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Sequence[str]], Sequence[Trial]]]:
     """`measure(["read /etc/shadow", "good"])`: the trials of these candidates, as a worker would report them."""
-    need(shutil.which("cc"), "a C compiler")
+    needed_program("cc")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     library, context = HostileLibrary(), run_context(tmp_path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from box_place import HERE, SECRET
 from command_lines import Ended
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.errors import BadInput
 from tuna.settings import get_settings
@@ -21,12 +20,11 @@ pytestmark = pytest.mark.usefixtures("needs_a_box", "forked_children")
 
 def built(folder: Path, acts: Mapping[str, object]) -> Path:
     """A library that does these acts when it is loaded."""
-    compiler = shutil.which("cc")
-    need(compiler, "a C compiler")
+    compiler = needed_program("cc")
     words = ", ".join(json.dumps(str(word)) for pair in acts.items() for word in pair)
     library = folder / "model.so"
     source = str(HERE / "box_model.c")
-    subprocess.run([str(compiler), "-shared", "-fPIC", f"-DBOX_ACTS={words}", "-o", library, source], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", f"-DBOX_ACTS={words}", "-o", library, source], check=True)
     return library
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bz2
+import gzip
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from tuna.cli.mituna.go_fish import go_fish
 from tuna.configs import parse_file
 from tuna.configs.files import LINE_LIMIT
 from tuna.errors import BadInput
+from tuna.files import gunzip
 from tuna.libraries import compressed
 from tuna.libraries.miopen.formats import find_db, kernel_db, perf_db, sqlite_file
 from tuna.libraries.tvm import tvm_db
@@ -304,3 +307,63 @@ def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(BadInput), sqlite_file.open_read_only(path):
             pass
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+_HEADER = {
+    "version": 1, "uuid": "u", "library": "noop", "reason": "r", "tuna": "1", "schema": "1", "columns": {}, "ids": {}, "jobs": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "repeated", "words"),
+    [
+        (b'["kernel",["', b"A" * (1 << 20), "more than 86 MiB"),
+        (b'["kernel",["', b"[" * (1 << 20), "more than 86 MiB"),
+        (b'["trial",[', b"{}," * (1 << 18), "a line has"),
+        (b"", b" " * (1 << 20), "a line has"),
+    ],
+)
+def test_an_archive_that_unpacks_to_gigabytes_is_refused_in_little_memory(
+    tmp_path: Path, in_little_memory: Little, start: bytes, repeated: bytes, words: str
+) -> None:
+    """S11: 13.7 MB took 2.9 GB before they were refused."""
+    times = 2048 if words.startswith("more") else 60
+    with gzip.open(tmp_path / "archive", "wb", 1) as stream:
+        stream.write(json.dumps(["tuna-session", _HEADER]).encode() + b"\n" + start)
+        for _ in range(times):
+            stream.write(repeated)
+        stream.write(b"\n")
+    code = """
+from tuna.archives.file import verify
+try:
+    verify(Path(sys.argv[1]))
+except BadInput as refused:
+    print(refused)
+"""
+    assert words in in_little_memory(code, tmp_path / "archive")
+
+
+def test_a_trace_with_an_endless_line_is_refused_in_little_memory(tmp_path: Path, in_little_memory: Little) -> None:
+    path = _sparse(tmp_path / "trace", 1 << 31)
+    with open(path, "r+b") as stream:
+        stream.write(b'{"format":"tuna-trace"')
+    code = """
+from tuna.archives.trace import Trace
+try:
+    Trace(Path(sys.argv[1]))
+except BadInput as refused:
+    print(refused)
+"""
+    assert "line 1 has more than 256 MiB" in in_little_memory(code, path, megabytes=1200)
+
+
+def test_a_block_of_trials_that_unpacks_for_ever_is_damaged() -> None:
+    packed = gzip.compress(bytes(8 << 20))
+    assert len(gunzip(packed)) == 8 << 20
+    for damaged in (packed[:-9], b"", b"no gzip"):
+        with pytest.raises(ValueError, match=r"cut off|incorrect header"):
+            gunzip(damaged)
+    with pytest.raises(ValueError, match="more than 1048576 bytes"):
+        gunzip(packed, 1 << 20)

@@ -365,3 +365,36 @@ def test_a_member_that_gives_back_all_that_it_gets_does_not_keep_jobs_from_other
         site.turn()
     assert given_back == 2, "dealing to it pauses"
     as_undisturbed(site)
+
+
+def test_s3_more_trials_than_a_chunk_can_give_are_refused_unwritten(site: Site, hostile: MemberDouble) -> None:
+    mine = hostile.next_chunk()
+    assert mine is not None
+
+    for counts in ((100_000,), (5000, 5001)):  # of one result, and of several
+        pairs = zip((json.loads(good(item).model_dump_json()) for item in mine.items), counts, strict=False)
+        found = [result | {"trials": [{"index": index} for index in range(number)]} for result, number in pairs]
+        report = {"kind": "results", "chunk": mine.id, "worker": "x", "results": found}
+        hostile.client.xadd(hostile.key("reports"), {"r": json.dumps(report, separators=(",", ":"))})
+        site.coordinator._members._collector._next_at.clear()
+        site.turn()
+    assert site.faults() == 2
+    with reading(site.engine) as connection:
+        assert not connection.execute(sa.select(sa.func.count()).select_from(Trial)).scalar_one()
+    site.revoke(hostile)
+    as_undisturbed(site)
+
+
+def test_s12_whose_report_it_is_is_known_by_where_it_lay(site: Site, hostile: MemberDouble) -> None:
+    """An own worker's results have no member's name: a member cannot say so of its own, nor be another."""
+    for name in ("", "another"):
+        mine = hostile.next_chunk()
+        assert mine is not None
+        found = [good(item, device={"name": "a card"}) for item in mine.items]
+        hostile.report(ReportKind.FINISHED, mine.id, found, member=name)
+        site.turn()
+    with reading(site.engine) as connection:
+        devices = set(connection.execute(sa.select(StepResult.device).where(StepResult.ok)).scalars())
+    assert devices == {f"a card of {hostile.name}"}
+    site.revoke(hostile)
+    as_undisturbed(site)

@@ -264,7 +264,7 @@ def _is_free(lock: Path) -> bool:
 
 def test_homes_of_batch_jobs_have_names_that_nobody_can_guess() -> None:
     scripts = sorted((Path(__file__).parents[2] / "slurm").glob("*.sbatch"))
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for script in scripts:
         lines = [line for line in script.read_text().splitlines() if "/tmp" in line]
         assert lines == ['TUNA_HOME="$(mktemp -d "${SLURM_TMPDIR:-/tmp}/tuna-XXXXXXXXXX")"']

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuna.doctor import _holes
+from tuna.doctor.servers import _holes
 from tuna.redis_versions import first_safe
 
 
@@ -31,7 +31,9 @@ def test_a_version_with_known_holes_is_named(name: str, version: str, fixed: str
     assert ".".join(map(str, first_safe(name, parts) or ())) == fixed
     info = {"redis_version": "7.2.4", "valkey_version": version} if name == "Valkey" else {"redis_version": version}
     found = _holes(info, embedded=False)
-    assert found.text == f"{name} {version}, " + (f"holes closed in {fixed}" if fixed else "no known holes")
+    assert found.text == f"{name} {version}, " + (
+        f"vulnerabilities fixed in {fixed}" if fixed else "no known vulnerabilities"
+    )
     assert found.ok, "it works"
     assert found.warning == bool(fixed)
     assert not fixed or f"use {name} {fixed} or newer" in found.hint

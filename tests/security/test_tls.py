@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import ipaddress
-import os
-import shutil
 import socket
 import ssl
 import threading
@@ -24,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from guarded_redis import ADMIN
 from jobs_builder import accepted
 from member_site import Site
+from shared_data import needed_program
 
 from tuna.celery_internals import task_arguments
 from tuna.db.engine import make_engine
@@ -229,12 +228,10 @@ def test_one_that_proves_its_name_is_spoken_to(
 @pytest.fixture()
 def tls_redis(authority: Authority, certificates: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., str]]:
     """`tls_redis(*options)`: URL of a Redis with the right certificate, and without a password unless the options have one."""
-    program = shutil.which("redis-server", path=f"/usr/bin:{os.environ['PATH']}")
-    if program is None:
-        pytest.skip("redis-server is not installed")
     right, port = str(certificates["right"]), free_port()
     files = ["--tls-cert-file", right, "--tls-key-file", right, "--tls-ca-cert-file", str(authority.folder / "ca.pem")]
-    words = [str(program), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
+    server = needed_program("/usr/bin/redis-server")
+    words = [server, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *files]
     with contextlib.ExitStack() as stack:
 
         def start(*options: str) -> str:

@@ -25,8 +25,10 @@ from tuna.libraries.options import JobOptions
 from tuna.libraries.retries import DEFAULT_RETRIES, Retry
 from tuna.sandbox.discovery import Kind
 from tuna.sentences import choices
-from tuna.vocabulary import Cause, Resource
+from tuna.vocabulary import BASELINE, Cause, Resource, kind_text
 
+#: Trials in one result, where the library says nothing else.
+_MOST_TRIALS = 64
 #: Name of the step of `Library.finals`.
 FINALS = "finals"
 
@@ -100,10 +102,6 @@ class SearchLimits:
 
     begin: float  #: when rounds are given up that no worker has begun
     last: float  #: when all are that are not being measured
-
-
-#: `Solver.algorithm` of a baseline, by which databases know it.
-BASELINE = "Baseline"
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,20 @@ class Library(ABC):
         None for a config that gets no answer, such as one on which the library's program crashes; it counts as a failure.
         """
 
+    def unsupported(self, config: Config) -> str:
+        """What a config has that no solver takes, such as "transposed convolutions"; asked of those without a solver.
+
+        Empty where nothing is lacking, since the config needs no solver. By default the config's kind.
+        """
+        return f"this {kind_text(config.kind)}" if config.kind in self.kinds else kind_text(config.kind)
+
     @abstractmethod
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """Carry out `step` for each item, in order, yielding each result as soon as it is there.
 
         A candidate that crashes, hangs or answers wrongly is a failed `Trial`; an item fails (`ok=False`) when none of
-        its trials is good. It raises only for faults of Tuna itself.
+        its trials is good. It raises only for faults of Tuna itself. After failures on a device a worker may close the iterator,
+        have an item repeated that succeeded there, and call this again for the rest.
         """
 
     def probe(self, device: DeviceHandle) -> str:
@@ -213,6 +219,10 @@ class Library(ABC):
     def retry(self, cause: Cause) -> Retry:
         """The retry policy of a job whose attempt failed for `cause`."""
         return DEFAULT_RETRIES[cause]
+
+    def most_trials(self, options: Mapping[str, Any]) -> int:
+        """The number of trials that a step of a job with these options may report: a result with more is refused."""
+        return _MOST_TRIALS
 
     def searched(self, solvers: Iterable[str], options: Mapping[str, Any]) -> Collection[str]:
         """Those of `solvers` whose jobs search in rounds, which begin with the step `search`."""
@@ -302,8 +312,3 @@ class Library(ABC):
             if step.name == name:
                 return step
         raise NotFound(f"{self.name} has no step {name!r}.", hint=choices(name, (s.name for s in self.steps), "steps"))
-
-
-def canonical_name(solver: str) -> str:
-    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
-    return solver.strip().replace(", ", "-").replace(",", "-")

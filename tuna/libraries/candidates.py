@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tuna.artifact_files import MAX_BYTES
 from tuna.files import NotPlain, empty, read_plain
-from tuna.libraries.base import FINALS, Library, Step
+from tuna.libraries.base import FINALS, Step
+from tuna.libraries.candidate_children import BUILD, MEASURE, CandidateChildren
+from tuna.libraries.child_answers import answer_to
 from tuna.libraries.conditions import CACHES, Condition
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import DeviceReport, StepResult, Trial, WorkItem, result_of, tail
@@ -28,20 +29,19 @@ from tuna.libraries.measurement import (
     RIVAL_PROCESSES,
     Call,
     Contest,
+    DeviceGone,
     Limits,
     Measurement,
+    build_fault,
     fault,
 )
 from tuna.libraries.options import JobOptions, read
-from tuna.libraries.scratch import ArtifactLost, artifact, body, lasting, room
+from tuna.libraries.scratch import ArtifactLost, artifact, body, room
 from tuna.sandbox.box import Box
-from tuna.sandbox.processes import Child, ChildCrashed, ChildFailed, ChildTimeout, child_env
-from tuna.vocabulary import Cause, Resource
+from tuna.sandbox.processes import Child, child_env
+from tuna.vocabulary import MAX_BYTES, Cause, Resource
 
 Work = Callable[[WorkItem, RunContext], dict[str, Any]]
-#: Folders that the children may write to, emptied after each item.
-_BUILD, _MEASURE = "build", "measure"
-_FRESH = "tuna.libraries.measuring"
 #: Time that a device has to answer a child that is started for it.
 PROBE_S = 50.0
 #: What a job's candidates are measured in, at most: all of them twice, and the finalists in fresh processes.
@@ -68,7 +68,7 @@ class CandidateOptions(JobOptions):
     )
 
 
-class CandidateLibrary(Library):
+class CandidateLibrary(CandidateChildren):
     """Two steps, `compile` on a CPU and `eval` on the device; a subclass provides the kernels.
 
     It gives `name`, `kinds`, `builder`, `loader`, and the methods `environment`, `solvers` and `applicable`.
@@ -81,25 +81,12 @@ class CandidateLibrary(Library):
     finals: Step | None = Step(FINALS, Resource.DEVICE, time_limit_s=1800.0)
     options: type[CandidateOptions] = CandidateOptions
     conditions: Sequence[Condition] = (CACHES,)  #: a library for another device leaves CACHES out
-    builder: ClassVar[str]  #: the `Builder`, such as "my_package.kernel:MyBuilder"
-    loader: ClassVar[str]  #: the `Loader`
-    measuring: ClassVar[str] = "tuna.libraries.measuring"  #: module of the child that measures
     suffix: ClassVar[str] = ".so"  #: of the files that are built and loaded
-    memory_bytes: ClassVar[int] = 8 << 30  #: limit of a child
     borrows_cores = True
-    start_timeout_s: ClassVar[float] = 180.0  #: for a child's imports and what comes before the first candidate
-    #: Whether a process that imported the loader may fork: then fresh processes are cheap. Not if the import opens a device.
-    forkable: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._compiler: Child | None = None
-        self._evaluator: Child | None = None
-        self._forker: Child | None = None
+        super().__init__()
         self._highest_gflops = 0.0
-
-    def child_variables(self, threads: int) -> Mapping[str, str]:
-        """Environment variables of the children, besides the common ones; `threads` is how many they may use."""
-        return {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         """One result for each item."""
@@ -117,7 +104,8 @@ class CandidateLibrary(Library):
             except DeviceGone as gone:
                 facts = {"ok": False, "cause": Cause.DEVICE_LOST, "output_tail": str(gone)}
             finally:
-                for name in (_BUILD, _MEASURE):
+                self._end_tainted(context)
+                for name in (BUILD, MEASURE):
                     empty(room(context, name))
             yield result_of(
                 item,
@@ -131,6 +119,10 @@ class CandidateLibrary(Library):
         on_device = self._finals if step.name == FINALS else self._eval
         return self._compile if step.resource is Resource.CPU else on_device
 
+    def most_trials(self, options: Mapping[str, Any]) -> int:
+        """The candidates that the options ask for; of finals, the rivals."""
+        return max(super().most_trials(options), read(self.options, options).candidates)
+
     def takes_part_in_finals(self, options: Mapping[str, Any]) -> bool:
         """Not where the job's candidates are compared in another way, and so have no finalists."""
         return options.get("finalists") != 0
@@ -142,7 +134,8 @@ class CandidateLibrary(Library):
         env = child_env({**self.child_variables(1), **device.variables})
         child = Child("tuna.libraries.measuring", env=env, box=Box(gpus=True))
         try:
-            child.call({"op": "probe", "loader": self.loader}, PROBE_S)
+            request = {"op": "probe", "loader": self.loader}
+            child.call(request, PROBE_S, check=answer_to(request))
         except CHILD_FAULTS as error:
             return fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)[1].splitlines()[-1]
         finally:
@@ -163,31 +156,12 @@ class CandidateLibrary(Library):
             calls, each_s = _ROUNDS * (asked.candidates + _FINALS), asked.measure_timeout_s
         return max(step.time_limit_s, self.start_timeout_s + calls * (self.start_timeout_s + each_s))
 
-    def warm_up(self, context: RunContext) -> None:
-        """Start the children that measure on cores, which import while the first candidates are built.
-
-        Those beside a device that has a driver are left to the first chunk, and so are those that build: at the start all would
-        import at once, on the cores that the first chunk needs.
-        """
-        with contextlib.suppress(*CHILD_FAULTS):  # the first chunk that needs them reports it
-            if context.device is not None and context.device.cores_only:
-                self._loader_child(context).start()
-                if self.forkable:
-                    self._forking_child(context).start()
-
-    def close(self) -> None:
-        """End the children."""
-        for child in (self._compiler, self._evaluator, self._forker):
-            if child is not None:
-                child.close()
-        self._compiler = self._evaluator = self._forker = None
-
     # -- compile ------------------------------------------------------------------------------------------------------
 
     def _compile(self, item: WorkItem, context: RunContext) -> dict[str, Any]:
         asked, clock = self._options(item), time.monotonic()
         call = self._builder_caller(self._job(item, asked, context), context)
-        path = room(context, _BUILD) / "workload"
+        path = room(context, BUILD) / "workload"
         try:
             params = {one.index: one.params or "" for one in item.candidates}  # that a search proposed
             if not params:
@@ -218,7 +192,7 @@ class CandidateLibrary(Library):
         first: str = "propose",
     ) -> Trial:
         """`first`: what a child is asked before it builds, so that its start is not the candidate's time."""
-        path = room(context, _BUILD) / f"candidate-{index}{self.suffix}"
+        path = room(context, BUILD) / f"candidate-{index}{self.suffix}"
         path.unlink(missing_ok=True)
         try:
             if self._compiler is None or not self._compiler.alive:
@@ -266,11 +240,13 @@ class CandidateLibrary(Library):
                 path.unlink(missing_ok=True)
 
     def _loaded_and_measured(self, contest: Contest, paths: Mapping[int, Path], context: RunContext) -> dict[str, Any]:
-        call = self._caller(self._loader_child(context), context, loader=self.loader)
-        with contextlib.suppress(*CHILD_FAULTS):
-            call("prepare", self.start_timeout_s)  # the start is not part of the job's own time
-        clock, inputs = time.monotonic(), room(context, _MEASURE) / "inputs"
-        found = Measurement(call, self._fresh(context), contest, paths, inputs).run(self._highest_gflops)
+        calls = self._calls(context)
+        with contextlib.suppress(*CHILD_FAULTS):  # the start is not part of the job's own time
+            calls.clean("prepare", self.start_timeout_s)
+            if not self.forkable:
+                calls.here("prepare", self.start_timeout_s)
+        clock, inputs = time.monotonic(), room(context, MEASURE) / "inputs"
+        found = Measurement(calls, contest, paths, inputs).run(self._highest_gflops)
         facts: dict[str, Any] = {
             "trials": found.trials,
             "ok": any(trial.cause is None for trial in found.trials),
@@ -294,78 +270,6 @@ class CandidateLibrary(Library):
         named.write_bytes(data)
         return named
 
-    # -- children -----------------------------------------------------------------------------------------------------
-
-    def _builder_child(self, context: RunContext) -> Child:
-        self._compiler = self._compiler or self._child("tuna.libraries.building", _BUILD, context, 1, self.builder)
-        return self._compiler
-
-    def _builder_caller(self, job: dict[str, Any], context: RunContext) -> Call:
-        """`call` of the compile child, which takes its turn with measurements on this machine."""
-        child = self._builder_child(context)
-        plain = self._caller(child, context, builder=self.builder, job=job)
-
-        def call(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child.start(self.start_timeout_s, context.cancelled)  # so that its imports too can borrow a core
-            with context.build(timeout_s, child.pid):
-                return plain(op, timeout_s, **arguments)
-
-        return call
-
-    def _loader_child(self, context: RunContext) -> Child:
-        threads = len(context.cpus) or 1
-        self._evaluator = self._evaluator or self._child(self.measuring, _MEASURE, context, threads, self.loader)
-        return self._evaluator
-
-    def _forking_child(self, context: RunContext) -> Child:
-        threads = len(context.cpus)
-        self._forker = self._forker or self._child(_FRESH, _MEASURE, context, threads, self.loader)
-        return self._forker
-
-    def _fresh(self, context: RunContext) -> Call:
-        """Calls of the eval child's functions, each in a process in which nothing was measured before."""
-        threads = len(context.cpus)
-
-        def fork(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            call = self._caller(self._forking_child(context), context, loader=self.loader)
-            call("prepare", self.start_timeout_s)
-            return call(op, timeout_s, fork=True, **arguments)
-
-        def start(op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-            child = self._child(_FRESH, _MEASURE, context, threads, self.loader)
-            call = self._caller(child, context, loader=self.loader)
-            try:
-                call("prepare", self.start_timeout_s)
-                return call(op, timeout_s, **arguments)
-            finally:
-                child.close()
-
-        return fork if self.forkable else start
-
-    def _child(self, module: str, name: str, context: RunContext, threads: int, used: str) -> Child:
-        """`used`: the builder or loader that it is started for."""
-        visible = context.device.variables if context.device else {}
-        writable = room(context, name)
-        gpus = context.device is not None and not context.device.cores_only
-        return Child(
-            module,
-            env=child_env({**self.child_variables(threads), **visible}),
-            memory_bytes=self.memory_bytes,
-            cpus=context.cpus,
-            cwd=writable,
-            box=Box(writable=(writable,), readable=(lasting(context),), gpus=gpus),
-            imports=[used.partition(":")[0]],
-        )
-
-    def _caller(self, child: Child, context: RunContext, **common: Any) -> Call:
-        """`call(op, timeout_s, **arguments)`: every call of a child goes through here."""
-
-        def call(op: str, timeout_s: float, *, cpu_limit: bool = False, **arguments: Any) -> dict[str, Any]:
-            request = {"op": op, **common, **arguments}
-            return child.call(request, timeout_s, context.cancelled, cpu_limit=cpu_limit)
-
-        return call
-
     def _options(self, item: WorkItem) -> CandidateOptions:
         return read(self.options, item.options)
 
@@ -375,17 +279,6 @@ class CandidateLibrary(Library):
         facts |= {"conditions": self.conditions_of(item)}
         facts |= {"body": str(body(item.body, context))} if item.body else {}
         return {**facts, "count": asked.candidates, "options": asked.model_dump(mode="json", exclude_unset=True)}
-
-
-class DeviceGone(Exception):
-    """The device vanished, which is no fault of what was measured."""
-
-
-def build_fault(error: Exception) -> tuple[Cause, str]:
-    """Cause and words of what went wrong where candidates are proposed or built."""
-    if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
-        return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
-    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def _all_failed(trials: Sequence[Trial], none: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,6 +12,10 @@ from tuna.vocabulary import Cause
 
 #: Version of the JSON form of WorkItem and StepResult; a worker refuses another one.
 WIRE_VERSION = 8
+#: Items of each list in a result, at most: trials (a job option asks for no more), repeats of one, code objects.
+MOST_TRIALS, _MOST_REPEATS, _MOST_KERNELS = 10_000, 4096, 10_000
+#: Magnitude of other numbers, above which they count as unknown: so that sums of them stay finite; GFLOPS of one device.
+_MOST, _MOST_GFLOPS = 1e30, 1e9
 #: A cause's output tail is cut to this many characters before it is sent.
 TAIL_CHARS = 4000
 
@@ -27,8 +30,13 @@ def _no_half_characters(text: Any) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """None for a value that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """None for a value that is not finite, or that nothing measures."""
+    return None if isinstance(value, float) and not abs(value) <= _MOST else value
+
+
+def _possible_peak(value: Any) -> Any:
+    """None for a peak that no device has."""
+    return None if isinstance(value, float | int) and not 0 < value <= _MOST_GFLOPS else value
 
 
 # What the columns of the database can hold: one value that does not fit would lose the results beside it.
@@ -116,7 +124,9 @@ class Trial(_Wire):
     artifact: _Digest | None = None
     cause: Cause | None = None
     output_tail: _Output = ""
-    times_ms: tuple[float, ...] = ()  #: every repeat of the measurement that counts
+    times_ms: Annotated[
+        tuple[float, ...], Field(max_length=_MOST_REPEATS)
+    ] = ()  #: every repeat of the measurement that counts
     time_ms: float | None = (
         None  #: median, of a finalist the median over processes of their medians; None until measured
     )
@@ -136,7 +146,7 @@ class DeviceReport(_Wire):
     """The device that a result was measured on, as the worker saw it."""
 
     name: _Name
-    peak_gflops: _Known = None  #: measured beside the result, fp32
+    peak_gflops: Annotated[float | None, BeforeValidator(_possible_peak)] = None  #: measured beside the result, fp32
     peak_source: Annotated[str, Field(max_length=8)] = ""  #: see `probe.Probe.source`
 
 
@@ -160,13 +170,12 @@ class StepResult(_Wire):
     #: It failed by the fault of the worker's machine or device, not of the job.
     uncharged: bool = False
     output_tail: _Output = ""
-    trials: tuple[Trial, ...] = ()
+    trials: Annotated[tuple[Trial, ...], Field(max_length=MOST_TRIALS)] = ()
     workspace_bytes: _Id = 0
     algorithm: Annotated[str, Field(max_length=64)] = ""  #: as the library names it; empty: the solver's family
-    problem_key: _Name = ""  #: the library's own name of the config, where it is not the one that Tuna would give it
     #: what the best trial needs at run time; None: the artifact of that trial. Of a step before the last: artifacts
     #: that those of its trials refer to, which then live as long
-    kernels: tuple[CodeObject, ...] | None = None
+    kernels: Annotated[tuple[CodeObject, ...], Field(max_length=_MOST_KERNELS)] | None = None
     #: artifact that describes the job's problem for exporters (for tvm: the workload as JSON)
     workload: _Digest | None = None
     device: DeviceReport | None = None

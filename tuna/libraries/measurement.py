@@ -13,7 +13,7 @@ from typing import Any
 
 from tuna.libraries.items import Trial, tail
 from tuna.libraries.repeats import CLOSE
-from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildTimeout
+from tuna.sandbox.processes import ChildCrashed, ChildFailed, ChildGarbled, ChildTimeout
 from tuna.vocabulary import Cause
 
 #: Finalists at most, of those within `repeats.CLOSE` of the best.
@@ -31,6 +31,10 @@ _THROTTLED = 0.9
 CHILD_FAULTS = (ChildCrashed, ChildFailed, ChildTimeout)
 
 Call = Callable[..., dict[str, Any]]
+
+
+class DeviceGone(Exception):
+    """The device vanished, which is no fault of what was measured."""
 
 
 class DeviceHeld(Exception):
@@ -69,12 +73,22 @@ class Measured:
     peak_source: str = ""
 
 
-class Measurement:
-    """Measures a contest. `call` asks the eval child; `fresh` does so in a process in which nothing ran before."""
+@dataclass(frozen=True)
+class Calls:
+    """Calls of the processes that measure, by what has run in them."""
 
-    def __init__(self, call: Call, fresh: Call, contest: Contest, paths: Mapping[int, Path], inputs: Path) -> None:
+    clean: Call  #: no candidate ever
+    here: Call  #: the item's candidates, one after the other
+    fresh: Call  #: nothing before this call
+
+
+class Measurement:
+    """Measures a contest."""
+
+    def __init__(self, calls: Calls, contest: Contest, paths: Mapping[int, Path], inputs: Path) -> None:
         """`paths` of the candidates by their index; `inputs`: a file for the inputs, which the caller removes."""
-        self._call, self._fresh, self._jobs = call, fresh, contest.jobs
+        self._calls, self._jobs = calls, contest.jobs
+        self._arrays: Any = None  #: of the file `inputs`, once it is written
         self._limits, self._known_ms = contest.limits, contest.known_ms
         self.finalists, self.best_ms = contest.finalists, contest.best_ms
         self._paths, self._inputs = paths, inputs
@@ -125,21 +139,27 @@ class Measurement:
 
     def _probe(self) -> dict[str, Any] | None:
         try:
-            return self._call("probe", self._limits.start_s) or None
+            return self._calls.clean("probe", self._limits.start_s) or None
         except CHILD_FAULTS:
             return None
 
-    def first(self, index: int, best_ms: float | None) -> tuple[Trial, Mapping[str, Any] | None]:
+    def first(
+        self, index: int, best_ms: float | None, *, again: bool = False
+    ) -> tuple[Trial, Mapping[str, Any] | None]:
         """The trial of a candidate that is checked and measured, and its timing if it is right."""
         try:
             job = self._jobs[index]
-            self._call("prepare", self._limits.start_s, job=job)  # not this candidate's time
+            self._calls.here("prepare", self._limits.start_s, job=job)  # not this candidate's time
+            if self.finalists:
+                self._saved()  # before a candidate runs there
             path = str(self._paths[index])
-            found = self._call("measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms)
+            found = self._calls.here("measure", self._limits.candidate_s, job=job, path=path, best_ms=best_ms)
         except CHILD_FAULTS as error:
+            if isinstance(error, ChildGarbled) and not again:  # it may be the word of a candidate before this one
+                return self.first(index, best_ms, again=True)
             return _failed(index, error), None
         if found["timing"] is None:
-            text = f"error {found['error']} is more than {found['tolerance']}; None: not all of the output was written"
+            text = _why_wrong(found["error"], found["tolerance"])
             return Trial(index=index, cause=Cause.WRONG_RESULT, output_tail=text, max_error=found["error"]), None
         trial = Trial(index=index, max_error=found["error"], ended_early=found["ended_early"])
         return _timed(trial, [found["timing"]]), found["timing"]
@@ -162,7 +182,7 @@ class Measurement:
         saved = {"inputs": str(self._inputs), "arrays": self._saved()}
         paths = [str(self._paths[trial.index]) for trial in trials]
         times_ms = [trial.time_ms for trial in trials]
-        found = self._fresh(
+        found = self._calls.fresh(
             "again",
             self._limits.candidate_s * len(trials),
             jobs=[self._jobs[trial.index] for trial in trials],
@@ -174,8 +194,11 @@ class Measurement:
         return list(found["timings"])
 
     def _saved(self) -> Any:
-        job = next(iter(self._jobs.values()))
-        return self._call("save_inputs", self._limits.start_s, job=job, path=str(self._inputs))["arrays"]
+        if self._arrays is None:
+            job = next(iter(self._jobs.values()))
+            answer = self._calls.here("save_inputs", self._limits.start_s, job=job, path=str(self._inputs))
+            self._arrays = answer["arrays"]
+        return self._arrays
 
 
 class _Round:
@@ -252,6 +275,13 @@ def _timed(trial: Trial, timings: Sequence[Mapping[str, Any]]) -> Trial:
     return trial.model_copy(update=update)
 
 
+def _why_wrong(error: float | None, tolerance: float) -> str:
+    """Why an answer is wrong; without an error it has values that are no numbers."""
+    if error is None:
+        return "not all of the output was written, or it holds NaN or infinity"
+    return f"the largest error is {error:.3g} of the largest value, more than {tolerance:g}"
+
+
 def _failed(index: int, error: ChildCrashed | ChildFailed | ChildTimeout) -> Trial:
     cause, words = fault(error, Cause.RUN_ERROR, Cause.RUN_TIMEOUT)
     return Trial(index=index, cause=cause, output_tail=words)
@@ -261,6 +291,13 @@ def fault(error: ChildCrashed | ChildFailed | ChildTimeout, failed: Cause, hung:
     """The cause of a child's failure, and its details: the message and the tail of the output."""
     detail = error.traceback if isinstance(error, ChildFailed) else error.tail
     return hung if isinstance(error, ChildTimeout) else failed, tail(f"{detail.rstrip()}\n{error}".strip())
+
+
+def build_fault(error: Exception) -> tuple[Cause, str]:
+    """Cause and words of what went wrong where candidates are proposed or built."""
+    if isinstance(error, ChildCrashed | ChildFailed | ChildTimeout):
+        return fault(error, Cause.BUILD_ERROR, Cause.BUILD_TIMEOUT)
+    return Cause.BUILD_ERROR, "the builder wrote no file" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def _change(one: float, other: float) -> float:

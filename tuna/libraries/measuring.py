@@ -35,7 +35,7 @@ from tuna.libraries.repeats import (
     settle,
     timing,
 )
-from tuna.sandbox import seccomp
+from tuna.sandbox import address_space, seccomp
 
 #: A repeat that takes longer is followed by shorter ones.
 _LONG_S = 10 * REPEAT_S
@@ -236,9 +236,10 @@ def _loader(name: str) -> Loader:
 
 @functools.cache
 def _seal(loader: Loader) -> None:
-    """Before the first candidate is loaded: no process can be started from now on."""
+    """Before the first candidate is loaded: from now on no process can be started, and memory is bounded."""
     if not loader.starts_programs:
         seccomp.forbid_processes()
+        address_space.bound()
 
 
 def _finite(value: float) -> float | None:

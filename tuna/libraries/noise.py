@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tuna.artifact_files import folder_url
 from tuna.artifacts import Artifacts
 from tuna.configs import Config, ConvConfig, GemmConfig
 from tuna.errors import TunaError
@@ -111,7 +112,7 @@ class BuildLoad:
         library = type(self._work.library)()
         folder = self._folder / str(number)
         folder.mkdir()
-        store = Artifacts((folder / "artifacts").as_uri(), folder / "cache")
+        store = Artifacts(folder_url(folder / "artifacts"), folder / "cache")
         builds = BuildCores(self._cores)
         context = RunContext(store, folder, self._cores, cancelled=self._stop.is_set, builds=builds)
         step = library.steps[0]

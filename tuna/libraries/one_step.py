@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuna.artifact_files import folder_url
 from tuna.artifacts import Artifacts
 from tuna.libraries.base import Step
 from tuna.libraries.candidates import CandidateLibrary
@@ -77,7 +78,7 @@ class OneStepLibrary(CandidateLibrary):
 def _here(context: RunContext, body: str | None) -> Iterator[RunContext]:
     """With a store of artifacts that is gone afterwards, and has the config's body."""
     with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
-        store = Artifacts(Path(folder, "built").as_uri(), Path(folder, "cache"))
+        store = Artifacts(folder_url(Path(folder, "built")), Path(folder, "cache"))
         if body:
             store.put(artifact(body, context))
         yield replace(context, artifacts=store)

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-#: Times that a single-precision float, as MIOpen keeps them, can hold: those between round to more than 0 and less than infinity.
-_SHORTEST_MS, _LONGEST_MS = 2.0**-150, 2.0**128 - 2.0**103
+#: The shortest time that a clock can tell, 1 ns, and the longest in which a candidate may be measured, a day.
+SHORTEST_MS, LONGEST_MS = 1e-6, 86_400_000.0
 #: Why a result is left out.
-NO_TIME = "its time is not a positive number"
+NO_TIME = "its time is not between 1 ns and a day"
 
 
 def is_time(time_ms: float | None) -> bool:
-    """Whether this can stand in a database as a time: positive and finite, in single precision too."""
-    return time_ms is not None and _SHORTEST_MS < time_ms < _LONGEST_MS
+    """Return whether a run can have taken this long; in SQL: `db.types.timed`."""
+    return time_ms is not None and SHORTEST_MS <= time_ms <= LONGEST_MS
 
 
 #: Fields of `ResultSource.results`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,14 +10,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tuna.files import empty
+from tuna.files import empty, gunzip
 from tuna.libraries.base import Found, SearchLimits, Step
-from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work, build_fault
+from tuna.libraries.candidates import CandidateLibrary, CandidateOptions, Work
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult, Trial, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS
+from tuna.libraries.measurement import CHILD_FAULTS, build_fault
 from tuna.libraries.options import read
-from tuna.libraries.scratch import artifact
+from tuna.libraries.scratch import ArtifactLost, artifact
 from tuna.libraries.search.stop import Effort, Progress, Stop, StopRule
 from tuna.vocabulary import Cause, Resource
 
@@ -87,6 +86,10 @@ class SearchingLibrary(CandidateLibrary):
         why = rule.stopped_by(done) or (Stop.TRIALS if rule.left(found.proposed) == 0 else None)
         return _WHY[why] if why else None
 
+    def most_trials(self, options: Mapping[str, Any]) -> int:
+        """Or those of a round."""
+        return max(super().most_trials(options), read(self.options, options).batch)
+
     def warm_starts(self, options: Mapping[str, Any]) -> bool:
         """Unless the option says otherwise."""
         return read(self.options, options).warm_start
@@ -153,7 +156,10 @@ class SearchingLibrary(CandidateLibrary):
 
 def _written(path: Path, digests: Sequence[str], context: RunContext) -> str:
     """The trials of these blocks in one file; raises ArtifactLost."""
-    path.write_bytes(b"\n".join(gzip.decompress(artifact(digest, context)) for digest in digests))
+    try:
+        path.write_bytes(b"\n".join(gunzip(artifact(one, context)) for one in digests))
+    except ValueError:
+        raise ArtifactLost(digests[0]) from None
     return str(path)
 
 

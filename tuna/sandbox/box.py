@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import structlog
 
@@ -33,13 +34,17 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"),
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
 )  # fmt: skip
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 #: What looking up the name of another machine reads.
 _RESOLVER = ("/etc/hosts", "/etc/resolv.conf", "/etc/gai.conf")
-#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm and nvidia-caps.
-_GPUS = ("kfd", "dri", "nvidia*")
+#: Device nodes of GPUs: AMD's compute and render nodes; NVIDIA's, among them nvidiactl, nvidia-uvm and nvidia-caps. Who maps
+#: `zero` shared has memory that no limit counts, which GPUs' drivers need.
+_GPUS = ("kfd", "dri", "nvidia*", "zero")
 #: Files that a child may have open at a time.
 _OPEN_FILES = 4096
+#: Where Tuna lies: a folder of installed packages, or a checkout.
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = {"site-packages", "dist-packages"}
 #: Entry points of packages that children import.
 _GROUPS = ("tuna.libraries", "tuna.libraries.simulated", "tuna.kinds")
 _HINT = "set TUNA_SANDBOX=auto to run with what this kernel has, or use one that has more"
@@ -91,7 +96,7 @@ def facts(box: Box | None, env: Mapping[str, str]) -> dict[str, Any] | None:
     check(settings)
     abi = landlock.version()
     rules = list(_rules(box, env, settings)) if abi else []
-    return {"landlock": abi, "seccomp": seccomp.available(), "rules": rules, "network": box.network}
+    return {"landlock": abi, "seccomp": seccomp.available(), "rules": rules, "network": box.network, "gpus": box.gpus}
 
 
 def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
@@ -99,7 +104,8 @@ def resources(box: Box | None, memory_bytes: int | None) -> dict[str, int]:
 
     Memory is limited by RLIMIT_DATA, which counts private writable memory: heap, anonymous maps, thread stacks. RLIMIT_AS would
     also count what is only reserved or mapped from files, such as half a gigabyte of compiler libraries and 64 MiB per
-    allocator arena, so that a limit tight enough to help would stop a program that uses little.
+    allocator arena, so that a limit tight enough to help would stop a program that uses little; measured code gets one when
+    all that is loaded (`address_space`).
     """
     if box is None:
         return {"RLIMIT_DATA": memory_bytes} if memory_bytes else {}
@@ -119,11 +125,13 @@ def at_home(box: Box | None, env: Mapping[str, str]) -> dict[str, str]:
 
 def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tuple[str, int]]:
     system = (*_SYSTEM, *_RESOLVER) if box.network else _SYSTEM
-    libraries = [*system, *_python(), *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
+    packages, folders = _python()
+    libraries = [*system, *packages, *_split(env.get("PYTHONPATH")), *_split(env.get("LD_LIBRARY_PATH"))]
     named = [os.path.realpath(settings.rocm_path), *_split(settings.sandbox_read)]
     hidden = _hidden(settings)
     for path in dict.fromkeys([*libraries, *named]):
         yield from _without(path, hidden)
+    yield from ((path, int(landlock.LIST)) for path in folders)
     yield from ((str(path), int(landlock.READ)) for path in box.readable)
     yield from ((str(path), int(landlock.WRITE)) for path in [*box.writable, *_split(settings.sandbox_write)])
     nodes = [str(node) for pattern in _GPUS for node in Path("/dev").glob(pattern)] if box.gpus else []
@@ -131,11 +139,21 @@ def _rules(box: Box, env: Mapping[str, str], settings: Settings) -> Iterator[tup
 
 
 def _hidden(settings: Settings) -> list[str]:
-    """What stays closed where it lies in a folder of libraries."""
-    kind, _, database = settings.sql_url.partition(":///")
+    """What stays closed where it lies in a folder of libraries: of a checkout of Tuna all but the package."""
+    kind, _, database = (settings.db_url.get_secret_value() if settings.db_url else "").partition(":///")
     ends = ("", "-wal", "-shm", "-journal") if kind.startswith("sqlite") else ()
-    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml", *(database.partition("?")[0] + end for end in ends))
-    return [os.path.realpath(path) for path in (settings.home, *files) if path]
+    files = (os.environ.get("TUNA_CONFIG"), "tuna.toml", *(unquote(database.partition("?")[0]) + end for end in ends))
+    return [*(os.path.realpath(path) for path in (settings.home, *files) if path), *_beside_tuna()]
+
+
+@functools.cache
+def _beside_tuna() -> tuple[str, ...]:
+    """The checkout's secrets, history and what else is no package: PYTHONPATH names the checkout as a whole."""
+    if _INSTALLED & set(_ROOT.parts):
+        return ()
+    python = os.path.realpath(sys.prefix)
+    others = (entry.path for entry in os.scandir(_ROOT) if not entry.is_symlink() and not _is_importable(entry))
+    return tuple(path for path in others if os.path.commonpath([path, python]) != path)
 
 
 def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -152,16 +170,30 @@ def _without(path: str, hidden: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 @functools.cache
-def _python() -> tuple[str, ...]:
-    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed."""
+def _python() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where this Python, its packages, Tuna and its plug-ins lie, wherever they were installed, and folders of such packages."""
     not_ours = {Path.cwd(), Path.home(), *Path.home().parents}  # some programs put the working directory into it
     on_path = [place for place in sys.path if Path(place).absolute() not in not_ours]
-    places = [sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.realpath(sys.executable), *on_path]
+    own = [sys.prefix, sys.base_prefix, sys.exec_prefix]
+    places, folders = [*own, os.path.realpath(sys.executable)], []
+    for place in filter(os.path.isabs, on_path):
+        if _INSTALLED & set(Path(place).parts) or place.startswith(tuple(own)) or not Path(place).is_dir():
+            places.append(place)
+        else:  # a plug-in's checkout
+            folders.append(place)
+            places += [entry.path for entry in os.scandir(place) if _is_importable(entry)]
     points = [point for group in _GROUPS for point in entry_points(group=group)]
     for top in sorted({point.module.partition(".")[0] for point in points}):
         spec = find_spec(top)
         places += [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
-    return tuple(dict.fromkeys(filter(os.path.isabs, places)))
+    return tuple(dict.fromkeys(filter(os.path.isabs, places))), tuple(folders)
+
+
+def _is_importable(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of a folder in Python's path is a package, a module, or facts about installed ones."""
+    if entry.is_dir():
+        return entry.name.endswith((".egg-info", ".dist-info")) or Path(entry.path, "__init__.py").exists()
+    return entry.name.endswith((".py", ".so", ".egg-link"))
 
 
 def _split(paths: str | None) -> list[str]:

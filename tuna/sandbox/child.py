@@ -3,8 +3,9 @@
 `python -m tuna.sandbox.child LIMITS exec PROGRAM ARG...` replaces itself by the program.
 `python -m tuna.sandbox.child LIMITS serve MODULE READ_FD WRITE_FD IMPORT...` answers one JSON object per line. A request has an
 `op`, which names a function in the module's `HANDLERS`; the other fields are its keyword arguments and its result is the answer.
-One with `fork` is answered by a fork of the process, which then ends. The first line says that the limits hold; after it the
-process imports each IMPORT, so that a later request need not wait for that.
+One with a number `fork` is answered by the fork of the process with that number, which is made if there is none and lives until a
+request with another number comes. The first line says that the limits hold; after it the process imports each IMPORT, so that a
+later request need not wait for that.
 
 LIMITS is a JSON object: `parent` (process id) and, each optional, `cpus`, `box` (see `box.facts`) and `resources`: limits by the
 name that module `resource` has for them. Only the standard library is imported here, so that a start costs what Python costs.
@@ -18,14 +19,17 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from tuna.sandbox import landlock, seccomp
+from tuna.sandbox import address_space, landlock, seccomp
+from tuna.sandbox.dumpable import forbid_inspection
 from tuna.sandbox.parent import end_with_parent
 
 #: Attribute of a served module: the functions that answer, by the name of the request.
@@ -36,7 +40,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 def limit_self(limits: Mapping[str, Any]) -> None:
     """Die with the parent, dump no core, keep to what `limits` names; stay above all that it starts. Raises OSError."""
-    _die_with_parent(limits["parent"])
+    end_with_parent(limits["parent"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getsid(0) != os.getpid():
         os.setsid()
@@ -47,6 +51,8 @@ def limit_self(limits: Mapping[str, Any]) -> None:
         resource.setrlimit(number, (most, most))
     if limits.get("cpus"):
         os.sched_setaffinity(0, limits["cpus"])
+    with contextlib.suppress(OSError):  # where memory runs out, the kernel ends this process before others
+        Path("/proc/self/oom_score_adj").write_text("1000")
     if box := limits.get("box"):
         _close(box)
 
@@ -55,7 +61,9 @@ def _close(box: Mapping[str, Any]) -> None:
     if box["landlock"]:
         landlock.restrict(((str(path), int(rights)) for path, rights in box["rules"]), box["landlock"])
     if box["seccomp"]:
-        seccomp.restrict(box["landlock"], network=box["network"])
+        seccomp.restrict(box["landlock"], network=box["network"], gpus=box["gpus"])
+    if not box["gpus"]:
+        address_space.allow_bound()
     _drop_capabilities()
 
 
@@ -65,11 +73,6 @@ def _drop_capabilities() -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # or a program would get them back
     if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "capset")
-
-
-def _die_with_parent(parent: int) -> None:
-    if not end_with_parent(parent=parent):
-        raise SystemExit("the parent process is already gone")
 
 
 def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> None:
@@ -83,12 +86,23 @@ def serve(module: str, read_fd: int, write_fd: int, imports: Sequence[str]) -> N
         for name in imports:
             with contextlib.suppress(Exception):  # the request that needs it raises it again
                 importlib.import_module(name)
-        for line in requests:
-            request = json.loads(line)
-            if request.pop("fork", False):
-                _fork(handlers, request, answers)
-            else:
-                _answer(handlers, request, answers)
+        _serve(handlers, requests, answers)
+
+
+def _serve(handlers: Handlers, requests: BinaryIO, answers: BinaryIO) -> None:
+    fork: _Fork | None = None
+    for line in requests:
+        request = json.loads(line)
+        wanted = request.pop("fork", 0)
+        if fork is not None and (fork.number != wanted or fork.has_more):
+            fork.end()
+            fork = None
+        if not wanted:
+            _answer(handlers, request, answers)
+            continue
+        if fork is None:
+            fork = _Fork(wanted, handlers, (requests, answers))
+        fork.pass_on(request, answers)
 
 
 def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> None:
@@ -102,31 +116,69 @@ def _answer(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> N
     answers.flush()
 
 
-def _fork(handlers: Handlers, request: dict[str, Any], answers: BinaryIO) -> None:
-    """Answer in a fork; this process ends as the fork did, unless that answered."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            _die_with_parent(parent)
-            _answer(handlers, request, answers)
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-        finally:  # never return into the loop of the parent
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(parent, -code)
-    if code:
-        os._exit(code)
+class _Fork:
+    """A fork of this process in which foreign code may run: it reaches neither our requests nor our answers."""
+
+    def __init__(self, number: int, handlers: Handlers, ours: Sequence[BinaryIO]) -> None:
+        """`ours` are closed in it."""
+        self.number, self._cpus = number, os.sched_getaffinity(0)
+        theirs_read, self._requests = os.pipe()
+        self._answers, theirs_write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        forbid_inspection()  # or it could open our files through /proc
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                end_with_parent(parent)
+                for fd in (self._requests, self._answers, *(file.fileno() for file in ours)):
+                    os.close(fd)
+                with os.fdopen(theirs_read, "rb") as requests, os.fdopen(theirs_write, "wb") as answers:
+                    for line in requests:
+                        _answer(handlers, json.loads(line), answers)
+                status = 0
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else 1
+            finally:  # never return into the loop of the parent
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(theirs_read)
+        os.close(theirs_write)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it wrote more than its answer, or has ended."""
+        return bool(select.select([self._answers], [], [], 0)[0])
+
+    def pass_on(self, request: dict[str, Any], answers: BinaryIO) -> None:
+        """Pass on a request and the line that answers it; where there is none, this process ends as the fork did."""
+        with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(self._requests), "wb") as requests:
+            requests.write(json.dumps(request).encode() + b"\n")
+        while chunk := os.read(self._answers, 1 << 20):
+            line, end, more = chunk.partition(b"\n")
+            answers.write(line + end)
+            answers.flush()
+            if more:
+                os.kill(self._pid, signal.SIGKILL)  # `has_more` says that it has ended
+            if end:
+                return
+        _, status = os.waitpid(self._pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -code)
+        os._exit(max(code, 0))
+
+    def end(self) -> None:
+        """Kill it, and undo the one thing that it could do to this process."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.sched_setaffinity(0, self._cpus)
+        os.close(self._requests)
+        os.close(self._answers)
 
 
 def main(argv: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 from tuna.sandbox.proc_stat import proc_stats
@@ -41,6 +42,20 @@ def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
         found |= set(below)
         todo += below
     return found
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process is dead; it is not reaped, so its process id, which names its group, cannot be reused yet."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Kill it with all that it started, reap it and return its return code."""
+    if process.returncode is None:
+        kill_tree(process.pid)
+    return process.wait()
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

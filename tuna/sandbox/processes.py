@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tuna.sandbox import box as boxes
 from tuna.sandbox.box import Box
@@ -24,7 +24,7 @@ from tuna.sandbox.cpu_time import CpuLimit
 from tuna.sandbox.discovery import VISIBILITY
 from tuna.sandbox.dumpable import forbid_inspection
 from tuna.sandbox.output_tail import OutputTail
-from tuna.sandbox.process_tree import kill_tree
+from tuna.sandbox.process_tree import end, ended
 from tuna.sandbox.python import bare_command, module_command
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -58,13 +58,17 @@ class ChildTimeout(Exception):
 
 
 class ChildCrashed(Exception):
-    """The child ended, or answered with garbage and was killed."""
+    """The child ended, or was killed for what it answered."""
 
     def __init__(self, reason: str, *, returncode: int | None, tail: str) -> None:
         super().__init__(reason)
         self.returncode = returncode
         self.signal = signal_name(returncode)
         self.tail = tail
+
+
+class ChildGarbled(ChildCrashed):
+    """The child answered with garbage and was killed."""
 
 
 class ChildCancelled(Exception):
@@ -101,6 +105,13 @@ def signal_name(returncode: int | None) -> str | None:
 
 def _never() -> bool:
     return False
+
+
+def _object(answer: Any) -> dict[str, Any]:
+    """The answer, a JSON object; raises ValueError."""
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is no object")
+    return answer
 
 
 def child_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -141,7 +152,7 @@ def run(
     try:
         if process.stdin:
             os.set_blocking(process.stdin.fileno(), False)
-        while not _ended(process):
+        while not ended(process):
             if time.monotonic() >= deadline:
                 timed_out = True
                 break
@@ -159,7 +170,7 @@ def run(
                 except BrokenPipeError:
                     pending = memoryview(b"")
     finally:
-        returncode = _kill(process)
+        returncode = end(process)
         output.read()
         output.close()
         if process.stdin and not process.stdin.closed:
@@ -168,7 +179,7 @@ def run(
 
 
 class Child:
-    """A process that runs `module` and answers calls, one at a time; started by the first call and again after a crash."""
+    """A process that runs `module` and answers calls, one at a time; started by the first call and after a crash."""
 
     def __init__(
         self,
@@ -193,7 +204,7 @@ class Child:
     @property
     def alive(self) -> bool:
         """Whether a process is there that can be called without a new start."""
-        return self._process is not None and not _ended(self._process)
+        return self._process is not None and not ended(self._process)
 
     @property
     def pid(self) -> int | None:
@@ -214,29 +225,38 @@ class Child:
         cancelled: Callable[[], bool] = _never,
         *,
         cpu_limit: bool = False,
+        check: Callable[[Any], dict[str, Any]] = _object,
     ) -> dict[str, Any]:
         """Send a request (`op` and its arguments) and return the answer; the time includes a start if one is needed.
 
+        `check` returns the answer, whatever foreign code made of it, or raises ValueError: then the child has crashed.
+
         With `cpu_limit` the timeout counts the CPU time of the child and all that it started, so that other work on the machine
-        does not; a child that uses none for as long hangs, and so does one after 20 times as long. A request with `fork`
-        is answered by a fork of the child: a fresh process that has imported what the child has.
+        does not; a child that uses none for as long hangs, and so does one after 20 times as long. A request with a number
+        `fork` is answered by a fork of the child, which has imported what the child has; the one before, if it has
+        another number, is killed.
 
         Raises ChildTimeout, ChildCrashed and ChildCancelled (within half a second after `cancelled` returns True), which leave
         no process behind, and ChildFailed.
         """
+        if self.alive and select.select([self._answers], [], [], 0)[0]:
+            self.close()  # it wrote more than its answer, or has ended
         self.start(timeout_s, cancelled)
         self._number += 1
         line = json.dumps({**request, "number": self._number}).encode() + b"\n"
         answer = self._exchange(line, timeout_s, cancelled, cpu_limit)
         if "error" in answer:
             raise ChildFailed(str(answer["error"]), str(answer.get("traceback", "")))
-        return dict(answer["result"])
+        try:
+            return check(answer["result"])
+        except ValueError:
+            raise self._garbled("the child answered with garbage") from None
 
     def close(self) -> None:
         """Kill the process and its group, if there is one; a later call starts another."""
         if self._process is None:
             return
-        _kill(self._process)
+        end(self._process)
         self._process = None
         self._output.read()
         self._output.close()
@@ -293,7 +313,7 @@ class Child:
                 continue
             except BrokenPipeError:
                 chunk = b""
-            if chunk == b"" or (chunk is None and _ended(self._process)):
+            if chunk == b"" or (chunk is None and ended(self._process)):
                 self._crashed("the child ended")
             if not chunk:
                 continue
@@ -302,7 +322,7 @@ class Child:
             if received.find(b"\n", searched) >= 0:
                 return self._parse(bytes(received))
             if len(received) > MAX_ANSWER_BYTES:
-                self._crashed("the child's answer is too long", killed=True)
+                raise self._garbled("the child's answer is too long")
 
     def _parse(self, text: bytes) -> dict[str, Any]:
         try:
@@ -314,20 +334,24 @@ class Child:
             or answer.get("number") != self._number
             or not ("result" in answer or "error" in answer)
         ):
-            self._crashed("the child answered with garbage", killed=True)
-        return dict(answer or {})
+            raise self._garbled("the child answered with garbage")
+        return answer
 
-    def _crashed(self, reason: str, *, killed: bool = False) -> None:
+    def _garbled(self, reason: str) -> ChildGarbled:
+        self.close()
+        return ChildGarbled(reason, returncode=None, tail=self._output.text())
+
+    def _crashed(self, reason: str) -> NoReturn:
         process = self._process
         assert process is not None
-        if not killed:  # let it exit, so that its own exit status is reported and not the SIGKILL
-            deadline = time.monotonic() + _GRACE_S
-            while not (killed := _ended(process)) and time.monotonic() < deadline:
-                self._output.read()
-                time.sleep(0.01)
-            killed = not killed
+        deadline = (
+            time.monotonic() + _GRACE_S
+        )  # let it exit, so that its own exit status is reported and not the SIGKILL
+        while not (gone := ended(process)) and time.monotonic() < deadline:
+            self._output.read()
+            time.sleep(0.01)
         self.close()
-        returncode = None if killed else process.returncode
+        returncode = process.returncode if gone else None
         name = signal_name(returncode)
         if returncode is not None:
             reason += f" with {name}" if name else f" with exit code {returncode}"
@@ -368,17 +392,3 @@ def _start(
         )
     except OSError as error:
         raise ChildNotStarted(f"a child process cannot be started: {error}") from error
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process is dead; it is not reaped, so its process id, which names its group, cannot be reused yet."""
-    if process.returncode is not None:
-        return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill it with all that it started, reap it and return its return code."""
-    if process.returncode is None:
-        kill_tree(process.pid)
-    return process.wait()

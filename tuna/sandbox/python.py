@@ -15,7 +15,8 @@ _RUN = """\
 import sys
 sys.path[:] = [place for place in sys.path if place]
 import runpy
-{before}runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+{before}
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
@@ -35,7 +36,6 @@ def bare_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _RUN_BARE.format(package=_PACKAGE, module=module), *arguments]
 
 
-def module_command(module: str, *arguments: str, after: str = "") -> list[str]:
-    """The command line that runs a module as `python -m` does; `after` is imported before it."""
-    before = f"import {after}\n" if after else ""
+def module_command(module: str, *arguments: str, before: str = "") -> list[str]:
+    """The command line that runs a module as `python -m` does, and the statement `before` before that."""
     return [sys.executable, "-c", _RUN.format(before=before), module, *arguments]

@@ -1,9 +1,10 @@
 """A seccomp filter: system calls that a boxed process has no use for are refused, for itself and all that it starts.
 
 It closes what Landlock leaves open: sockets of every family, new sessions and process groups (so that a signal to the group ends
-all), memory that outlives its process, modes and owners of files, limits and priorities of other processes, namespaces, and
-io_uring, which would do the same past a filter. Where Landlock is too old for it: signals to other processes and truncation.
-Source: the man pages seccomp(2) and syscall(2), and linux/filter.h. Only the standard library is imported here.
+all), memory that outlives its process or that no limit counts, modes and owners of files, limits and priorities of other
+processes, namespaces, and io_uring, which would do the same past a filter. Where Landlock is too old for it: signals to other
+processes and truncation. Source: the man pages seccomp(2) and syscall(2), and linux/filter.h. Only the standard library is
+imported here.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ CALLS: dict[str, tuple[int, int | None]] = {
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioperm": (173, None),
     "iopl": (172, None), "ioprio_set": (251, 30), "kcmp": (312, 272), "kexec_file_load": (320, 294),
     "kexec_load": (246, 104), "keyctl": (250, 219), "kill": (62, 129), "lchown": (94, None), "listen": (50, 201),
-    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "mount": (165, 40), "mount_setattr": (442, 442),
-    "move_mount": (429, 429), "mq_open": (240, 180), "mq_unlink": (241, 181), "msgget": (68, 186), "open": (2, None),
+    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "mmap": (9, 222), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429), "mq_open": (240, 180),
+    "mq_unlink": (241, 181), "msgget": (68, 186), "open": (2, None),
     "open_by_handle_at": (304, 265), "open_tree": (428, 428), "openat": (257, 56), "openat2": (437, 437),
     "perf_event_open": (298, 241), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "pivot_root": (155, 41),
     "prctl": (157, 167), "prlimit64": (302, 261), "process_madvise": (440, 440), "process_vm_readv": (310, 270),
@@ -78,6 +80,9 @@ _REFUSED = (
 _WITHOUT_EFFECT = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat")
 #: As on a kernel that has them not: callers then take an older form, whose arguments a filter can see.
 _UNKNOWN = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
+#: Memory that RLIMIT_DATA does not count: files of memory, anonymous maps that are shared, and those that grow as a stack does.
+_FILES_OF_MEMORY = ("memfd_create", "memfd_secret")
+_SHARED_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 #: CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net.
 _NAMESPACES = 0x80 | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -158,10 +163,11 @@ def available() -> bool:
     return os.uname().machine in _MACHINES and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def restrict(abi: int, *, network: bool = False) -> None:
+def restrict(abi: int, *, network: bool = False, gpus: bool = False) -> None:
     """Refuse this process what the first sentences say; `abi` is Landlock's version, as applied. Raises OSError.
 
-    With `network` it may open connections over IPv4 and IPv6; it still accepts none.
+    With `network` it may open connections over IPv4 and IPv6; it still accepts none. With `gpus` it may share memory, as
+    drivers do.
     """
     global _installed
     made = Filter(os.uname().machine)
@@ -172,6 +178,9 @@ def restrict(abi: int, *, network: bool = False) -> None:
     made.refuse(_UNKNOWN, errno.ENOSYS)
     made.refuse_if("clone", made.has(0, _NAMESPACES))
     made.refuse_if("socketpair", made.differs(0, _AF_UNIX), made.differs(1, _SOCK_STREAM, _SOCK_TYPES))
+    if not gpus:
+        made.refuse(_FILES_OF_MEMORY, errno.ENOSYS)
+        made.refuse_if("mmap", made.equals(3, _SHARED_ANONYMOUS, _SHARED_ANONYMOUS), made.has(3, _GROWS_DOWN))
     made.refuse_if("prlimit64", made.differs(0, 0))  # of this process alone
     _keep_death_signal(made)
     if abi < landlock.SIGNALS:

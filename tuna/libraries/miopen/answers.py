@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuna.configs import Config
-from tuna.libraries.base import Solver, canonical_name
+from tuna.libraries.base import Solver
 from tuna.libraries.context import ArtifactStore
 from tuna.libraries.miopen import kernels, names, problem
 from tuna.libraries.miopen.fin import FinFailed, finite
 from tuna.libraries.miopen.request import result_key
-from tuna.vocabulary import Cause
+from tuna.libraries.results import is_time
+from tuna.vocabulary import Cause, canonical_name
 
 #: fin's problem type -> Tuna's config kind.
 _KINDS = {"convolution": "convolution", "batch_norm": "batch_norm"}
 _SUCCESS = "Success"
-#: Limits of the database's columns: characters of algorithm, key and params; largest workspace in bytes.
-_MAX_ALGORITHM, _MAX_KEY, _MAX_PARAMS, _MAX_BYTES = 64, 255, 1 << 20, 2**63 - 1
+#: Limits of the database's columns: characters of algorithm and params; largest workspace in bytes.
+_MAX_ALGORITHM, _MAX_PARAMS, _MAX_BYTES = 64, 1 << 20, 2**63 - 1
 _MAX_SOLVER_NUMBER = 2**31 - 1
 
 
@@ -91,16 +92,11 @@ def applicable(answers: Sequence[Mapping[str, Any]], count: int) -> list[list[st
     return [found[number] for number in range(count)]
 
 
-def problem_key(answer: Mapping[str, Any], config: Config) -> str:
-    """fin's problem key if Tuna cannot compute the config's, else empty; raises Failure if the two differ."""
+def check_problem(answer: Mapping[str, Any], config: Config) -> None:
+    """Raise Failure if fin's problem key is another than the config's, where Tuna knows that."""
     theirs, ours = answer.get("db_key"), problem.text_of(config)
-    if not isinstance(theirs, str) or not theirs:
-        return ""
-    if len(theirs) > _MAX_KEY:
-        raise Failure(Cause.INFRA, f"fin answered with a problem key of {len(theirs)} characters")
-    if ours is not None and theirs != ours:
-        raise Failure(Cause.INFRA, f"fin answered for the problem {theirs}, not for {ours}")
-    return "" if ours is not None else theirs
+    if isinstance(theirs, str) and theirs and ours is not None and theirs != ours:
+        raise Failure(Cause.INFRA, f"fin answered for the problem {theirs:.255}, not for {ours}")
 
 
 def compiled(
@@ -132,14 +128,14 @@ def compiled(
 
 
 def measured(answer: Mapping[str, Any], step: str, solver: str) -> Measured:
-    """A solver's measurement; raises Failure unless it holds a positive, finite time."""
+    """A solver's measurement; raises Failure unless it holds a time that a run can take."""
     found = _entry(answer, step, solver, Cause.RUN_ERROR)
     reason, time_ms = found.get("reason"), finite(found.get("time"))
     if "reson" in found:  # misspelt by fin, for a negative time
         raise Failure(Cause.RUN_ERROR, f"{found['reson']} (time {found.get('time')!r})")
     if found.get("evaluated") is not True or reason != _SUCCESS:
         raise Failure(*_failure_reason(found, reason, Cause.RUN_ERROR))
-    if time_ms is None or time_ms <= 0:
+    if time_ms is None or not is_time(time_ms):
         raise Failure(Cause.RUN_ERROR, f"impossible time: {found.get('time')!r} ms")
     params = found.get("params", "")
     if not isinstance(params, str) or len(params) > _MAX_PARAMS:

@@ -83,7 +83,7 @@ def _path() -> Path:
 
 
 def is_simulated() -> bool:
-    """True if the executable is the stand-in that `tuna.testing.rocm` installed: it has a marker file beside it."""
+    """True if the executable is the tests' double of fin, which has a marker file beside it."""
     path = _path()
     return path.with_name(f"{path.name}.simulated").exists()
 

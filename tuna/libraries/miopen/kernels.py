@@ -17,7 +17,7 @@ from tuna.libraries.context import ArtifactStore
 from tuna.libraries.items import CodeObject
 
 #: Largest code object; a larger declared size is refused before decompression.
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
 #: Limits of the database's columns for a kernel's name and options, in characters.
 _MAX_FILE, _MAX_OPTIONS = 1024, 1 << 20
 

@@ -212,7 +212,7 @@ def _compiled(
     shared_by: int,
 ) -> StepResult:
     try:
-        key = answers.problem_key(answer, layer)
+        answers.check_problem(answer, layer)
         known = item.known_params if _kind(step) == "find" else None
         made = answers.compiled(answer, step, item.solver, known, context.artifacts)
     except Failure as failure:
@@ -224,7 +224,6 @@ def _compiled(
         trials=(trial,),
         workspace_bytes=made.workspace,
         algorithm=made.algorithm,
-        problem_key=key,
         kernels=tuple(CodeObject(artifact=code.artifact) for code in made.kernels),
         **_times(started_at, shared_by),
     )
@@ -305,7 +304,7 @@ def _measured(
     shared_by: int,
 ) -> StepResult:
     try:
-        key = answers.problem_key(answer, layer)
+        answers.check_problem(answer, layer)
         found = answers.measured(answer, step, item.solver)
     except Failure as failure:
         return _failed(item, failure.cause, str(failure), started_at, shared_by)
@@ -318,7 +317,6 @@ def _measured(
         trials=(trial,),
         workspace_bytes=found.workspace,
         algorithm=found.algorithm,
-        problem_key=key,
         kernels=code,
         device=DeviceReport(name=_device(item.target)),
         **_times(started_at, shared_by),

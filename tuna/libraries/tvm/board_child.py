@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tvm import rpc
 from tuna.libraries import measuring
 from tuna.libraries.kernels import Kernel, KernelJob
 from tuna.libraries.reference import Problem
+from tuna.libraries.results import is_time
 from tuna.libraries.tvm import problems, tasks
 from tuna.libraries.tvm.evaluator import TvmLoader
 from tuna.libraries.tvm.rpc import facts, last_line
@@ -109,7 +109,7 @@ class BoardKernel(Kernel):
         flush = {"cache_flush_bytes": _FLUSH_BYTES} if self._cold else {}
         timed = self._module.time_evaluator("main", self._device, number=number, repeat=repeats, **flush)
         times_ms = [float(seconds) * 1e3 for seconds in timed(*self._tensors).results]
-        if len(times_ms) != repeats or not all(math.isfinite(time_ms) and time_ms > 0 for time_ms in times_ms):
+        if len(times_ms) != repeats or not all(map(is_time, times_ms)):
             raise BoardLost(f"the board's clock says {times_ms[:4]}")
         return times_ms
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment, Step
-from tuna.libraries.candidates import DeviceGone
 from tuna.libraries.context import DeviceHandle, RunContext
 from tuna.libraries.items import StepResult, WorkItem
-from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest, DeviceHeld
+from tuna.libraries.measurement import CHILD_FAULTS, Call, Contest, DeviceGone, DeviceHeld
 from tuna.libraries.tvm import boards, targets
 from tuna.libraries.tvm.library import TvmLibrary
 from tuna.sandbox.processes import Child, ChildCancelled, ChildFailed
@@ -164,6 +163,13 @@ class BoardTvmLibrary(TvmLibrary):
         if module == self.measuring and child.box is not None:
             child.box = dataclasses.replace(child.box, gpus=False, network=True)
         return child
+
+    def _clean_child(self, context: RunContext) -> Child:
+        """The one that has the session: no candidate runs in it."""
+        return self._loader_child(context)
+
+    def _end_tainted(self, context: RunContext) -> None:
+        """No process of this machine is tainted; a session is for all items of a chunk."""
 
     def _fresh(self, context: RunContext) -> Call:
         """Each call in a new session, which the board serves in a new process; in the open one if a new one may be elsewhere."""

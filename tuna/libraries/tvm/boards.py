@@ -11,8 +11,7 @@ from typing import Any
 
 from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.libraries.base import Environment
-from tuna.libraries.candidates import DeviceGone
-from tuna.libraries.measurement import CHILD_FAULTS
+from tuna.libraries.measurement import CHILD_FAULTS, DeviceGone
 from tuna.libraries.tvm import targets
 from tuna.libraries.tvm.environment import toolchain, tvm_version
 from tuna.libraries.tvm.rpc import Place, Tracker

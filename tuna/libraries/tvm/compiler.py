@@ -120,14 +120,3 @@ def _sampled(job: KernelJob, module: Any, count: int) -> Iterable[Schedule]:
         if len(found) >= count:
             break
     return found.values()
-
-
-def host() -> dict[str, Any]:
-    """LLVM's name for this machine's CPU."""
-    from tvm.target import codegen
-
-    return {"mcpu": str(codegen.llvm_get_system_cpu())}
-
-
-#: Handlers of the child that `environment` calls.
-HANDLERS = {"host": host}

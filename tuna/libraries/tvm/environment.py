@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from tuna.errors import LibraryMissing
 from tuna.libraries.base import Environment
@@ -61,9 +63,26 @@ def describe() -> Environment:
     )
 
 
+def host() -> Mapping[str, str]:
+    """LLVM's name for this machine's CPU. It is run in the child.
+
+    TVM's libraries answer without its Python package, whose import takes a second.
+    """
+    from tvm_ffi import get_global_func, libinfo
+
+    package = find_spec("tvm")
+    folders = [Path(folder) / "lib" for folder in (package and package.submodule_search_locations) or ()]
+    for name, mode in (("tvm_runtime", "RTLD_GLOBAL"), ("tvm_compiler", "RTLD_LOCAL")):
+        libinfo.load_lib_ctypes("tvm", name, mode, extra_lib_paths=folders)
+    return {"mcpu": str(get_global_func("target.llvm_get_system_cpu")())}
+
+
+#: Handlers of the child that `describe` starts.
+HANDLERS = {"host": host}
+
+
 def _host(tvm: str) -> Mapping[str, str]:
-    """LLVM's name of this CPU. It takes an import of TVM (seconds)."""
-    child = Child("tuna.libraries.tvm.compiler")
+    child = Child(__name__)
     try:
         return {"mcpu": str(child.call({"op": "host"}, _HOST_TIMEOUT_S)["mcpu"])}
     except (ChildCrashed, ChildTimeout, ChildFailed) as error:

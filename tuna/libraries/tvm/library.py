@@ -15,7 +15,7 @@ from tuna.libraries.items import WorkItem
 from tuna.libraries.searching import SearchingLibrary, SearchOptions
 from tuna.libraries.tvm import boards, environment, targets
 from tuna.libraries.tvm.params import readable
-from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable
+from tuna.libraries.tvm.solvers import SEARCHED, TABLE, applicable, unsupported
 from tuna.libraries.tvm.tvm_db_exporter import TvmDatabaseExporter
 from tuna.sandbox.discovery import Kind
 from tuna.settings import get_settings
@@ -83,6 +83,10 @@ class TvmLibrary(SearchingLibrary):
     def applicable(self, configs: Iterable[Config], environment: Environment) -> Iterator[tuple[Config, Sequence[str]]]:
         """By the rules of the solvers' table."""
         return ((config, applicable(config, environment.target, environment.conditions)) for config in configs)
+
+    def unsupported(self, config: Config) -> str:
+        """By the same rules."""
+        return unsupported(config)
 
     def reproduce(self, item: WorkItem, index: int | None = None) -> str:
         """With the target where it is that of boards; what is measured there again takes the settings of their workers."""

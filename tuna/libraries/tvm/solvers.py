@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuna.configs import Config, ConvConfig, GemmConfig, TaskConfig
+from tuna.configs.gemm import COMMANDS, LATER
 from tuna.configs.task import CASTS
 from tuna.configs.values import DataType, Direction
-from tuna.libraries.base import BASELINE, Solver
+from tuna.libraries.base import Solver
 from tuna.libraries.tvm.kernels import coverage, shape
 from tuna.libraries.tvm.kernels.shape import ConvShape, Mode
+from tuna.vocabulary import BASELINE, kind_text
 
 #: Channels in one block of the blocked layout, the widest that divides both channel counts: 16 fp32 fill an AVX-512 register.
 BLOCKS = (16, 8)
@@ -68,6 +70,23 @@ def _applicable_to_task(task: TaskConfig, target: str, conditions: Mapping[str, 
         return [] if task.name in _SCHEDULED else [FUNCTION.name]
     core, mode = task.core, Mode(task.layouts)
     return [row.name for row in FAMILIES if row.applies(core, mode) and _allowed(row, conditions)]
+
+
+def unsupported(config: Config) -> str:
+    """What a config has that none of the solvers takes, in a few words; empty for a function that is scheduled by rule."""
+    if isinstance(config, TaskConfig):
+        return "functions like this one" if config.core else "" if config.name in _SCHEDULED else "this target"
+    if isinstance(config, GemmConfig):
+        if config.data_type not in COMMANDS:
+            return f"{config.data_type.value} products"
+        return f"products with {', '.join(name for name in config.stated_fields() if name in LATER)}"
+    if not isinstance(config, ConvConfig):
+        return kind_text(config.kind)
+    if config.mode == "trans":
+        return "transposed convolutions"
+    if config.direction is not Direction.FORWARD:
+        return f"{config.direction.name.replace('_', ' ').lower()} of this {config.data_type.value} convolution"
+    return "convolutions without an answer"
 
 
 def mode_of(conditions: Mapping[str, str]) -> Mode:

@@ -10,7 +10,6 @@ ITEM = ALGORITHM ":" SOLVER "," TIME_MS "," WORKSPACE_BYTES "," KERNEL_CACHE_ALG
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import BinaryIO
 
 from tuna.errors import BadInput
 from tuna.libraries import compressed
+from tuna.libraries.results import is_time
 
 #: The algorithm families of MIOpen, found whatever their case.
 ALGORITHMS = {name.lower(): name for name in ("GEMM", "Direct", "FFT", "Winograd", "ImplicitGEMM")}
@@ -59,12 +59,11 @@ def algorithm_name(family: str, direction: str) -> str:
 
 
 def time_text(time_ms: float) -> str | None:
-    """`time_ms` as C++ prints a float: six significant digits; None if it is no time (not finite, zero or less)."""
-    try:
-        (single,) = struct.unpack("f", struct.pack("f", time_ms))
-    except OverflowError:
+    """`time_ms` as C++ prints a float: six significant digits; None if it is no time."""
+    if not is_time(time_ms):
         return None
-    return format(single, ".6g") if math.isfinite(single) and single > 0 else None
+    (single,) = struct.unpack("f", struct.pack("f", time_ms))
+    return format(single, ".6g")
 
 
 def is_word(text: str) -> bool:

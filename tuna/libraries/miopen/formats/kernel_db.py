@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tuna.errors import BadInput
 from tuna.libraries.miopen.formats import sqlite_file
+from tuna.libraries.miopen.kernels import MAX_BYTES
 from tuna.libraries.results import KernelOf
 
 TABLE = (
@@ -120,8 +121,8 @@ def _open(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _unpack(problem: str, blob: object, digest: str, size: object) -> bytes:
-    if not isinstance(blob, bytes) or not isinstance(size, int) or size < 0:
-        raise BadInput(f"{problem}: its columns do not have the right types.")
+    if not isinstance(blob, bytes) or not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
+        raise BadInput(f"{problem}: its columns do not have the right types or sizes.")
     if size == 0:
         code = blob
     else:

@@ -84,9 +84,13 @@ def text_of(point: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in point.to_json().items())
 
 
-def _weight_bytes(family: Family, sizes: shape.ConvShape) -> int:
+def cold_cycles(family: Family, sizes: shape.ConvShape) -> float:
+    """Return the cycles that the family's packed weights take from memory.
+
+    In a model they come from there at each call: its other layers have used the caches since the last one.
+    """
     taps = family.packed_taps or math.prod(sizes.filter)
-    return 4 * taps * sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block
+    return 4 * taps * sizes.out_blocks * sizes.block * sizes.in_blocks * sizes.in_block / _MEMORY_BYTES
 
 
 def _sample(sch: Schedule, count: int, decision: int | None = None) -> Any:
@@ -149,13 +153,14 @@ def ranked(
 ) -> list[tuple[Family, int]]:
     """The points of all families that apply, as (family, index in its space), by estimated cycles, the best first.
 
-    With `cold_weights` they come from memory, as in a model, whose other layers have used the caches since the last run. Estimates
-    of different families are the less sure, so that the best of each that is not far behind the best of all comes before the rest.
+    With `cold_weights` they come from memory, as in a model (`cold_cycles`). Estimates of different
+    families are the less sure, so that the best of each that is not far behind the best of all comes
+    before the rest.
     """
     found = []
     for family in families:
         if family.direction is layer.shape.direction and family.applies(layer.shape, layer.mode):
-            cold = _weight_bytes(family, layer.shape) / _MEMORY_BYTES if cold_weights else 0.0
+            cold = cold_cycles(family, layer.shape) if cold_weights else 0.0
             for index, point in enumerate(family.space(layer)):
                 found.append(((family.cycles(layer, point) + cold) * (1 + _LATER * index), index, family))
     least = min((cycles for cycles, *_ in found), default=0.0)

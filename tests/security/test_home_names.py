@@ -1,0 +1,28 @@
+"""A TUNA_HOME whose name means something in a URL: all that Tuna keeps is in it, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_lines import Ended
+
+from tuna.artifacts import Artifacts
+from tuna.settings import get_settings
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "a#b", "a b", "a%41b", "ä:b"])
+def test_a_home_keeps_its_database_and_its_artifacts(
+    name: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, type_in: Callable[..., Ended]
+) -> None:
+    """R10: SQLite's file was cut off at the question mark, and artifacts lay in `a%20b`."""
+    odd = tmp_path / "homes" / name
+    odd.parent.mkdir()
+    monkeypatch.setenv("TUNA_HOME", str(odd))
+    get_settings.cache_clear()
+    assert type_in("tuna", "init-session", "noop", "-l", "r").code == 0
+    digest = Artifacts.from_settings(get_settings()).put(b"code")
+    assert {path.name for path in odd.parent.iterdir()} == {name}
+    assert (odd / "tuna.sqlite").stat().st_size > 0
+    assert (odd / "artifacts" / digest[:2] / digest).read_bytes() == b"code"
