@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, Protocol
 
 import fsspec
@@ -29,9 +30,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tuna import redis_client
 from tuna.errors import ServiceError, StorageFull, StoreUnavailable
+from tuna.vocabulary import MAX_BYTES
 
-#: Largest artifact; no code object is nearly as large, so a larger file is damaged.
-MAX_BYTES = 1 << 30
 #: Expiry in Redis: of what is needed, renewed meanwhile, and of what no job needs any more.
 _TTL_S = 86400
 _RELEASED_TTL_S = 900
@@ -69,6 +69,11 @@ class Files(Protocol):
 
     def remove(self, names: Sequence[str]) -> None:
         """Delete these files, or `release` them in a store with expiry; those that are not there are left out."""
+
+
+def folder_url(folder: Path) -> str:
+    """The fsspec URL of a folder of this machine: fsspec takes the path as it is, and does not decode `%20`."""
+    return f"file://{folder.absolute()}"
 
 
 class UrlFiles:
@@ -329,6 +334,6 @@ def _translated_redis_errors() -> Iterator[None]:
     except redis.RedisError as error:
         if redis_client.is_full(error):
             raise StorageFull("Redis has no memory left for artifacts.") from error
-        if isinstance(error, redis.AuthenticationError | redis.ResponseError):
+        if not redis_client.is_outage(error):
             raise
-        raise StoreUnavailable(f"Redis, which holds the artifacts, does not answer: {error}.") from error
+        raise StoreUnavailable(f"Redis, which holds the artifacts, cannot be used now: {error}.") from error

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tuna import redis_client
 from tuna.artifact_cache import ArtifactCache
-from tuna.artifact_files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles
-from tuna.artifact_files import MAX_BYTES as MAX_BYTES
+from tuna.artifact_files import FULL_TIMEOUT_S, Files, RedisFiles, UrlFiles, folder_url
 from tuna.private import own_folder
 from tuna.settings import Settings
 from tuna.signatures import Keys
@@ -234,7 +233,7 @@ def _keyed(keys: Keys | None, folder: Path, bound_bytes: int) -> tuple[Keys | No
 def store_url(settings: Settings) -> str:
     """fsspec URL of the store of these settings; empty if Redis holds the artifacts."""
     in_redis = settings.artifacts_url is None and _redis_of(settings).startswith(("redis:", "rediss:", "unix:"))
-    return "" if in_redis else settings.artifacts_url or (settings.home / "artifacts").as_uri()
+    return "" if in_redis else settings.artifacts_url or folder_url(settings.home / "artifacts")
 
 
 def _redis_of(settings: Settings) -> str:

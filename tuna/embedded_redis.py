@@ -3,7 +3,8 @@
 Its user `default` has a password, in the file `redis.password` of its folder, since workers may reach the server over TCP
 (`tcp_port`), with users of their own. The server reads it from its standard input.
 
-All Tuna processes share it. Two locks (flock) in its folder say who lives, since the kernel releases those of a killed process:
+All Tuna processes share it, and each of them starts it again when it was killed. Two locks (flock) in its folder say who
+lives, since the kernel releases those of a killed process:
 
 - `redis.users`: shared by the processes that use the server. `embedded_redis_guard` waits until it can have it alone, which is
   when the last of them has ended, and then ends the server.
@@ -21,12 +22,14 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
 import redis
+import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -35,10 +38,14 @@ from tuna.errors import ServiceError
 from tuna.private import make_home, own_folder
 from tuna.sandbox.python import bare_command
 
+log = structlog.get_logger(__name__)
+
 #: `sun_path` of a Unix socket holds 107 bytes.
 _SOCKET_PATH_LIMIT = 100
 #: How long to wait for the server's answer, be it starting, busy, stopped or about to end.
 _TIMEOUT_S = 10.0
+#: How often those who use the server look whether it lives.
+_LOOK_EVERY_S = 1.0
 _OPTIONS = {
     "port": "0",
     "unixsocketperm": "700",
@@ -125,8 +132,12 @@ class EmbeddedRedis:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir.absolute()
         self._users: int | None = None
-        # A pool process that is still dying must not look like another user.
-        os.register_at_fork(after_in_child=self.release)
+        self._not_while_forking = threading.Lock()
+        os.register_at_fork(
+            before=self._not_while_forking.acquire,
+            after_in_parent=self._not_while_forking.release,
+            after_in_child=self._forked,
+        )
 
     @property
     def socket(self) -> Path:
@@ -161,12 +172,35 @@ class EmbeddedRedis:
             os.close(users)
             raise
         self._users = users
+        threading.Thread(target=self._keep_running, name="embedded-redis", daemon=True).start()
+
+    def _keep_running(self) -> None:
+        """Start the server again where it ended although this process uses it, such as by `kill -9`."""
+        while self._users is not None:
+            time.sleep(_LOOK_EVERY_S)
+            try:
+                lock = self._open("redis.lock")
+            except FileNotFoundError:  # the whole folder was removed
+                return
+            with self._not_while_forking, os.fdopen(lock, "rb"):  # a fork would hold the lock for as long as it lives
+                if self._users is None or not _lock(lock, fcntl.LOCK_EX):
+                    continue
+                log.warning("embedded Redis ended: starting it again", folder=str(self.run_dir))
+                try:
+                    self._start(lock)
+                except (ServiceError, OSError) as error:
+                    log.warning("embedded Redis not started", reason=str(error))
 
     def release(self) -> None:
         """Drop the reference; the server ends after the last one was dropped."""
         users, self._users = self._users, None
         if users is not None:
             os.close(users)
+
+    def _forked(self) -> None:
+        """In a child: a pool process that is still dying must not look like another user."""
+        self._not_while_forking.release()
+        self.release()
 
     def _socket_folder(self) -> None:
         """Make the folder of the socket, another one if it is another user's; only with the lock."""

@@ -1,7 +1,8 @@
 """The parent of the embedded Redis server: ends it when the last process that uses it has ended, in whatever way.
 
-`main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file LOCK_FD, waits until no
-process has a lock on USERS_FILE, and kills the program. If this process is killed, so is the program.
+`main` with LOCK_FD USERS_FILE PROGRAM ARG... starts the program, which inherits the locked file LOCK_FD and gets what this process
+reads from its standard input, waits until no process has a lock on USERS_FILE, and kills the program. If this process is
+killed, so is the program; if the program ends, so does this process.
 
 Only the standard library is imported here, so that a start costs what Python costs.
 """
@@ -12,6 +13,8 @@ import fcntl
 import os
 import signal
 import socket
+import sys
+import threading
 
 from tuna.sandbox.parent import end_with_parent
 
@@ -20,22 +23,34 @@ def main(argv: list[str]) -> None:
     """Run the server until its last user has ended."""
     lock, users_file, command = int(argv[0]), argv[1], argv[2:]
     users = os.open(users_file, os.O_RDWR | os.O_CLOEXEC)
-    server = _start(command)
+    configuration = sys.stdin.buffer.read()
+    if not configuration:  # the process that starts this was killed: a server without a password would be of no use
+        return
+    server = _start(command, configuration)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{server} on {socket.gethostname()}\n".encode(), 0)
     os.close(lock)  # from here on it is the server's alone
-    fcntl.flock(users, fcntl.LOCK_EX)
-    os.kill(server, signal.SIGKILL)  # it has nothing to save, and may be too busy for another signal
+    threading.Thread(target=_kill_after, args=(users, server), daemon=True).start()
     os.waitpid(server, 0)
 
 
-def _start(command: list[str]) -> int:
+def _kill_after(users: int, server: int) -> None:
+    fcntl.flock(users, fcntl.LOCK_EX)
+    os.kill(server, signal.SIGKILL)  # it has nothing to save, and may be too busy for another signal
+
+
+def _start(command: list[str], configuration: bytes) -> int:
+    read, write = os.pipe()
+    os.write(write, configuration)
+    os.close(write)
     parent = os.getpid()
     pid = os.fork()
     if pid:
+        os.close(read)
         return pid
     try:
-        if end_with_parent(parent=parent):
-            os.execv(command[0], command)
+        end_with_parent(parent)
+        os.dup2(read, 0)
+        os.execv(command[0], command)
     finally:
         os._exit(1)

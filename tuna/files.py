@@ -1,17 +1,20 @@
-"""Atomic writes of files and directories."""
+"""Atomic writes of files and directories, and bounded reads of foreign ones."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import secrets
 import shutil
 import sqlite3
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tuna.errors import BadInput, StorageFull, TunaError
 
@@ -165,3 +168,30 @@ def _exchange(one: Path, other: Path) -> bool:
     if rename is None:
         return False
     return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def bounded_lines(stream: BinaryIO, path: Path, line_bytes: int, total_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of a foreign file, with their ends; raises BadInput where one line, or all, are longer."""
+    left = total_bytes
+    for number in itertools.count(1):
+        line = stream.readline(line_bytes + 1)
+        left -= len(line)
+        if len(line) > line_bytes:
+            raise BadInput(f"{path}: line {number} has more than {line_bytes >> 20} MiB.")
+        if left < 0:
+            raise BadInput(f"{path} unpacks to more than {total_bytes >> 20} MiB.")
+        if not line:
+            return
+        yield line
+
+
+def gunzip(data: bytes, most_bytes: int = 256 << 20) -> bytes:
+    """What gzip packed; raises ValueError if it is damaged, or more than `most_bytes`."""
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        found = unpacker.decompress(data, most_bytes)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacker.eof:
+        raise ValueError(f"it is cut off, or has more than {most_bytes} bytes")
+    return found

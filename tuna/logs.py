@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -21,7 +24,7 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler(sys.stderr)
     last: list[Any] = (
         [_as_logstash, structlog.processors.JSONRenderer()]
         if form == "json"
@@ -41,6 +44,17 @@ def configure(level: str, form: str, path: str | None = None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         cache_logger_on_first_use=False,
     )
+
+
+@contextlib.contextmanager
+def into_file(path: Path, level: str, form: str) -> Iterator[None]:
+    """Send every log of this process to a file, which is made with the first line, and to stderr again afterwards."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    configure(level, form, str(path))
+    try:
+        yield
+    finally:
+        configure(level, form)
 
 
 def _as_text(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:

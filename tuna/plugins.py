@@ -51,6 +51,16 @@ class Plugins(Generic[T]):
                 return loaded
         raise BadInput(f"the {self._noun} {name} cannot be loaded: {self._failures[name]}")
 
+    def broken(self) -> Mapping[str, str]:
+        """Return the sentence for each plug-in that cannot be loaded, by name."""
+        found: dict[str, str] = {}
+        for name in self.names():
+            try:
+                self.get(name)
+            except BadInput as error:
+                found[name] = str(error)
+        return found
+
     def all(self) -> Mapping[str, T]:
         """Every plug-in that can be loaded, by name, in the order of names; the others are logged."""
         found: dict[str, T] = {}

@@ -41,15 +41,22 @@ def is_full(error: BaseException) -> bool:
 _UNABLE = re.compile(
     r"\b(READONLY|NOREPLICAS|MISCONF|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|LOADING|BUSY)\b|read only replica"
 )
+#: The same as classes, whose words redis-py takes the code from.
+_UNABLE_CLASSES = (
+    redis.exceptions.NoScriptError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,  # MASTERDOWN too
+    redis.exceptions.TryAgainError,
+)
 
 
 def is_outage(error: BaseException) -> bool:
     """True if Redis is unreachable or takes no writes for a while, so that the same command may succeed later.
 
-    Not after an authentication error: a password that was refused will be refused again. A script may be missing in a pipeline
-    if Redis was restarted after it was loaded.
+    Coordinators, workers and the artifact store decide by this function alone. Not after an authentication error: a password
+    that was refused will be refused again. A script may be missing in a pipeline if Redis was restarted after it was loaded.
     """
-    if isinstance(error, redis.exceptions.NoScriptError):
+    if isinstance(error, _UNABLE_CLASSES):
         return True
     if isinstance(error, redis.ResponseError):
         return not isinstance(error, redis.exceptions.NoPermissionError) and _UNABLE.search(str(error)) is not None

@@ -44,6 +44,14 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def size(number: int) -> str:
+    """Bytes in the unit that fits: `512 B`, `28 KB`, `45.1 MB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number / 1e3:.0f} KB" if number >= 1e3 else f"{number} B"
+
+
 def choices(given: str, known: Iterable[str], title: str, *, most: int = 20) -> str:
     """A hint for an unknown name: the nearest known one, then those there are, at most so many."""
     names = sorted(set(known))

@@ -7,7 +7,7 @@ import functools
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import platformdirs
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError
@@ -24,6 +24,9 @@ from tuna.private import check_home
 from tuna.sentences import nearest
 from tuna.tls import checked
 from tuna.vocabulary import COMPARED_POLICIES
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 #: Largest settings file.
 _MAX_FILE_BYTES = 1 << 20
@@ -250,11 +253,13 @@ class Settings(BaseSettings):
         return self.db_url is None
 
     @property
-    def sql_url(self) -> str:
+    def sql_url(self) -> str | URL:
         """The SQLAlchemy URL to use, secrets included: never print it."""
         if self.db_url is not None:
             return self.db_url.get_secret_value()
-        return f"sqlite:///{self.home / 'tuna.sqlite'}"
+        from sqlalchemy import URL  # only where a database is used, for it takes a while
+
+        return URL.create("sqlite", database=str(self.home / "tuna.sqlite"))
 
     @property
     def run_dir(self) -> Path:

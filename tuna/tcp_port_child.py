@@ -34,10 +34,10 @@ def main(argv: list[str]) -> None:
     """Serve until the parent ends, or a signal comes."""
     parent, *numbers = map(int, argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if end_with_parent(parent=parent):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        asyncio.run(_serve([socket.socket(fileno=number) for number in numbers]))
+    end_with_parent(parent)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asyncio.run(_serve([socket.socket(fileno=number) for number in numbers]))
 
 
 async def _serve(listening: Sequence[socket.socket]) -> None:

@@ -6,6 +6,20 @@ from enum import Enum
 
 #: The first step of jobs that search in rounds.
 SEARCH = "search"
+#: Largest artifact; no code object is nearly as large, so a larger file is damaged.
+MAX_BYTES = 1 << 30
+#: `Solver.algorithm` of a baseline, by which databases know it.
+BASELINE = "Baseline"
+
+
+def canonical_name(solver: str) -> str:
+    """A solver's name as databases have it: `ConvWinograd3x3MultipassWrW<3, 4>` becomes `...<3-4>`."""
+    return solver.strip().replace(", ", "-").replace(",", "-")
+
+
+def kind_text(kind: str) -> str:
+    """A kind of config in words for people."""
+    return kind.replace("_", " ")
 
 
 class State(str, Enum):

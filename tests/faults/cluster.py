@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 import redis
 import stepped_clock
-from fault_library import DEAD, LOG, SLOW
+from fault_library import BROKEN, DEAD, FAILS, LOG, SLOW
 from search_library import HOLD
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.db import sessions
 from tuna.db.engine import make_engine, reading
@@ -32,7 +32,7 @@ from tuna.embedded_redis import program
 from tuna.errors import DatabaseError, ServiceError
 from tuna.membership import members
 from tuna.membership.gate import Gate
-from tuna.testing.servers import find, install_mariadb, killed_with_parent, listens, wait_until
+from tuna.testing.servers import install_mariadb, killed_with_parent, listens, wait_until
 from tuna.workers.launch import WorkerSpec, worker_command
 
 LEASE_S = 2.0
@@ -41,11 +41,9 @@ _STORE_BYTES = 64 << 20
 _WORKERS = ("compile", "eval")
 _TOKENS = 20
 OTHER_EVAL = "eval2"  #: a second device of the environment
+BROKEN_COMPILE = "compile2"  #: a second compile worker of this machine, with a broken toolchain
 _ROOT = Path(__file__).resolve().parents[2]
-_LIBRARIES = """[tuna.libraries]
-faults = fault_library:FaultLibrary
-searches = search_library:SearchLibrary
-"""
+_LIBRARIES = "[tuna.libraries]\nfaults = fault_library:FaultLibrary\nsearches = search_library:SearchLibrary\n"
 
 
 class ClusterError(AssertionError):
@@ -55,11 +53,10 @@ class ClusterError(AssertionError):
 class Cluster:
     """Starts, breaks, repairs and stops its processes; a context manager that leaves only logs."""
 
-    def __init__(self, folder: Path, joined: Sequence[str] = ()) -> None:
-        """`joined`: those of the workers that know a token and nothing else of the cluster."""
-        need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
-        self.folder = folder
-        self.log = folder / "ran"  #: the library's log
+    def __init__(self, folder: Path, joined: Sequence[str] = (), *, in_redis: bool = False) -> None:
+        """`joined`: those of the workers that know a token and nothing else of the cluster; `in_redis`: artifacts are there."""
+        needed_program("mariadb-install-db")
+        self.folder, self.log = folder, folder / "ran"  #: the library's log
         self._address = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
         self._servers: dict[str, list[str]] = {}
         self._running: dict[str, psutil.Popen] = {}
@@ -79,10 +76,11 @@ class Cluster:
             "TUNA_CONFIG": str(folder / "tuna.toml"),
             "TUNA_DB_URL": self.db_url,
             "TUNA_BROKER_URL": f"redis://{self._address}:6379/0",
-            "TUNA_ARTIFACTS_URL": self._artifacts.as_uri(),
+            **({} if in_redis else {"TUNA_ARTIFACTS_URL": self._artifacts.as_uri()}),
             "TUNA_LEASE_S": str(LEASE_S),
             LOG: str(self.log),
             DEAD: str(folder / "dead"),
+            FAILS: str(folder / "fails"),
             SLOW: str(folder / "slow"),
             HOLD: str(folder / "hold"),
         }
@@ -246,13 +244,14 @@ class Cluster:
         """Undo `fill_home`."""
         _empty(self._homes[name])
 
-    def kill_device(self) -> None:
-        """From now on the device of the eval worker fails."""
-        Path(self.env[DEAD]).touch()
+    def kill_device(self, *, answers: bool = False) -> None:
+        """From now on the device of the eval worker fails; it may answer its probe all the same."""
+        Path(self.env[FAILS if answers else DEAD]).touch()
 
     def mend_device(self) -> None:
         """Undo `kill_device`."""
-        Path(self.env[DEAD]).unlink()
+        Path(self.env[DEAD]).unlink(missing_ok=True)
+        Path(self.env[FAILS]).unlink(missing_ok=True)
 
     def set_pace(self, *, slow: bool) -> None:
         """Let items take long, or not."""
@@ -308,6 +307,7 @@ class Cluster:
         home = {"TUNA_HOME": str(self._homes[name])} if name in self._homes else {}
         locks = {"TMPDIR": str(self.folder / "tmp-other")} if name == OTHER_EVAL else {}
         env = {**self.env, **home, **locks, stepped_clock.CLOCK: str(self._clock(name))}
+        env |= {BROKEN: "1"} if name == BROKEN_COMPILE else {}
         if name in self._joined:
             for variable in ("TUNA_DB_URL", "TUNA_BROKER_URL", "TUNA_ARTIFACTS_URL", "TUNA_LEASE_S"):
                 del env[variable]
@@ -322,7 +322,7 @@ class Cluster:
             return [sys.executable, "-m", "tuna", "enqueue", "--session-id", "1"]
         if name in self._joined:
             return [sys.executable, "-m", "tuna", "worker", name]
-        return worker_command(WorkerSpec("eval" if name == OTHER_EVAL else name, name=name))  # as `tuna worker` does
+        return worker_command(WorkerSpec(name.removesuffix("2"), name=name))  # as `tuna worker` does
 
     def _token(self, role: str) -> str:
         """The next token for a worker; all are made before the first fault, for they need both servers."""

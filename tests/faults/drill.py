@@ -44,6 +44,7 @@ class Report:
     seconds: float = 0.0
     runs: int = 0  #: items begun
     lost: int = 0  #: attempts lost with their worker
+    failed: int = 0  #: attempts that failed at a worker
 
     @property
     def ok(self) -> bool:
@@ -56,23 +57,42 @@ def repeat(seed: int) -> str:
 
 
 def run(
-    seed: int, folder: Path, job_count: int = 2000, faults: Sequence[Fault] = (), joined: Sequence[str] = ()
+    seed: int,
+    folder: Path,
+    job_count: int = 2000,
+    faults: Sequence[Fault] | None = None,
+    joined: Sequence[str] = (),
+    *,
+    more: Sequence[str] = (),
+    in_redis: bool = False,
+    refused_s: float = 0.0,
+    slow: bool = False,
 ) -> Report:
     """Run the drill of a seed, or of the given faults, in `folder`, where the logs are kept.
 
-    `joined`: those of the workers that join with a token, and are behind the gate.
+    `joined`: those of the workers that join with a token, and are behind the gate; `more`: workers besides the usual ones;
+    `in_redis`: artifacts are there; `refused_s`: so long Redis is read-only when the coordinator starts; `slow`: items take
+    long until the last fault, so that workers are never idle.
     """
     report = Report(seed, job_count)
     began = time.monotonic()
-    with Cluster(folder, joined) as cluster:
+    with Cluster(folder, joined, in_redis=in_redis) as cluster:
         engine = make_engine(cluster.db_url)
         try:
             expected = _load(engine, folder / "plugin", job_count)
-            for name in ("compile", "eval", "coordinator"):
+            for name in ("compile", *more, "eval"):
                 cluster.start(name)
-            _Drill(cluster, report).work_through(faults or plan(seed, LEASE_S, joined))
+            if refused_s:
+                cluster.refuse_writes("READONLY")
+            cluster.start("coordinator")
+            work = _Drill(cluster, report, slow=slow)
+            if refused_s:
+                work.wait(refused_s)
+                cluster.accept_writes("READONLY")
+            work.work_through(plan(seed, LEASE_S, joined) if faults is None else faults)
             seen = history.read(engine, cluster.log, expected)
             report.runs, report.lost = len(seen.runs), sum(row.cause == "worker_lost" for row in seen.attempts)
+            report.failed = sum(row.cause is not None and row.was_done for row in seen.attempts)
             report.objections += history.objections(seen)
         except (ClusterError, TimeoutError) as error:
             report.objections.append(str(error))
@@ -104,7 +124,8 @@ def _load(engine: sa.Engine, plugin: Path, count: int) -> dict[int, history.Answ
 class _Drill:
     """Injects the faults and waits for the end of the session."""
 
-    def __init__(self, cluster: Cluster, report: Report) -> None:
+    def __init__(self, cluster: Cluster, report: Report, *, slow: bool) -> None:
+        self._slow = slow
         self._cluster = cluster
         self._report = report
         self._began = time.monotonic()
@@ -124,6 +145,7 @@ class _Drill:
             Kind.ARTIFACTS_FULL: self._fill_artifacts,
             Kind.DISK_FULL: self._fill_home,
             Kind.DEVICE_DEAD: lambda fault: cluster.kill_device(),
+            Kind.DEVICE_FAILS: lambda fault: cluster.kill_device(answers=True),
             Kind.REVOKE: self._revoke,
             Kind.KEY_ROTATION: lambda fault: cluster.rotate_key(),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, fault.step_s),
@@ -135,6 +157,7 @@ class _Drill:
             Kind.ARTIFACTS_FULL: lambda fault: cluster.empty_artifacts(),
             Kind.DISK_FULL: lambda fault: cluster.empty_home(fault.target),
             Kind.DEVICE_DEAD: lambda fault: cluster.mend_device(),
+            Kind.DEVICE_FAILS: lambda fault: cluster.mend_device(),
             Kind.KEY_ROTATION: lambda fault: cluster.kill(fault.target),
             Kind.CLOCK_STEP: lambda fault: cluster.step_clock(fault.target, 0.0),
         }
@@ -142,13 +165,13 @@ class _Drill:
     def work_through(self, faults: Sequence[Fault]) -> None:
         """Inject every fault at its time, then wait for the end of the session; raises ClusterError."""
         self._share = len(history.STEPS) * self._report.jobs // (len(faults) + 1)
-        self._wait(_BEGIN_S, self._has_resumed)
+        self.wait(_BEGIN_S, self._has_resumed)
         for fault in faults:
-            self._wait(fault.gap_s)
+            self.wait(fault.gap_s)
             if not fault.overlaps:
-                self._wait(_RECOVERY_S, self._has_resumed)
+                self.wait(_RECOVERY_S, self._has_resumed)
             while any(active.target == fault.target for _, active in self._active):
-                self._wait(_POLL_S)
+                self.wait(_POLL_S)
             at_s = time.monotonic() - self._began
             self._report.happened.append(f"{at_s:.2f} s, {self._items_begun()} items begun: {fault}")
             self._report.faults += 1
@@ -157,7 +180,7 @@ class _Drill:
             if fault.lasts_s:
                 self._active.append((time.monotonic() + fault.lasts_s, fault))
         while self._active:
-            self._wait(_POLL_S)
+            self.wait(_POLL_S)
         self._cluster.set_pace(slow=False)
         self._wait_for_end()
 
@@ -172,7 +195,7 @@ class _Drill:
                 raise TimeoutError(f"the session does not end; {self._seen} items begun")
             time.sleep(_POLL_S)
 
-    def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait up to `seconds` or until `until()`, while due faults end and processes are checked; returns `until()`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -190,7 +213,7 @@ class _Drill:
 
     def _keep_work_for_later(self) -> None:
         """Slow the workers down while they are ahead: each fault has its share of the items, however long it takes."""
-        self._cluster.set_pace(slow=self._items_begun() >= self._share * (self._report.faults + 1))
+        self._cluster.set_pace(slow=self._slow or self._items_begun() >= self._share * (self._report.faults + 1))
 
     def _has_resumed(self) -> bool:
         """True if items were begun since the last begin or end of a fault."""
@@ -223,11 +246,11 @@ class _Drill:
         return self._begun
 
     def _kill_child(self, fault: Fault) -> None:
-        if not self._wait(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
+        if not self.wait(_RECOVERY_S, lambda: self._cluster.kill_child(fault.target)):
             self._report.happened[-1] += " (there was none)"
 
     def _revoke(self, fault: Fault) -> None:
-        if not self._wait(_JOIN_S, lambda: self._cluster.revoke(fault.target)):
+        if not self.wait(_JOIN_S, lambda: self._cluster.revoke(fault.target)):
             self._report.happened[-1] += " (it had not joined)"
 
     def _fill_artifacts(self, _: Fault) -> None:

@@ -23,6 +23,10 @@ from tuna.vocabulary import Cause, Resource
 LOG = "FAULTS_LOG"
 #: The device is dead while the file of this name is there.
 DEAD = "FAULTS_DEAD"
+#: What is measured fails while the file of this name is there, and the device answers.
+FAILS = "FAULTS_FAILS"
+#: Of a worker with a broken toolchain.
+BROKEN = "FAULTS_BROKEN"
 #: Items take _SLOW_S instead of _QUICK_S while the file of this name is there.
 SLOW = "FAULTS_SLOW"
 _QUICK_S, _SLOW_S = 0.003, 0.1
@@ -50,7 +54,7 @@ class FaultLibrary(NoopLibrary):
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
         for item in items:
-            _append(item)
+            _append(item, context)
             started_at = time.time()
             time.sleep(_SLOW_S if Path(os.environ[SLOW]).exists() else _QUICK_S)
             (context.scratch / "item").write_bytes(bytes(_SCRATCH_BYTES))
@@ -63,11 +67,13 @@ class FaultLibrary(NoopLibrary):
         return "it is dead" if _is_dead() else ""
 
     def _build(self, item: WorkItem, context: RunContext) -> StepResult:
+        if BROKEN in os.environ:
+            return result_of(item, ok=False, cause=Cause.BUILD_ERROR)
         digest = context.artifacts.put(code_of(item.config, item.solver))
         return result_of(item, ok=True, trials=(Trial(index=0, params=item.solver, artifact=digest),))
 
     def _measure(self, item: WorkItem, context: RunContext) -> StepResult:
-        if _is_dead():
+        if _is_dead() or Path(os.environ[FAILS]).exists():
             return result_of(item, ok=False, cause=Cause.RUN_ERROR)
         try:
             code = context.artifacts.get(item.candidates[0].artifact or "")
@@ -81,8 +87,8 @@ def _is_dead() -> bool:
     return Path(os.environ[DEAD]).exists()
 
 
-def _append(item: WorkItem) -> None:
-    clocks = {"at": time.monotonic(), "clock": time.time()}
+def _append(item: WorkItem, context: RunContext) -> None:
+    clocks = {"at": time.monotonic(), "clock": time.time(), "chunk": context.scratch.name}
     line = json.dumps({"job": item.job_id, "step": item.step, "attempt": item.attempt, "pid": os.getpid(), **clocks})
     log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND)  # short appends of several processes are atomic
     try:

@@ -47,6 +47,7 @@ class Attempt:
     attempt: int
     ok: bool
     cause: str | None = None
+    was_done: bool = True  #: by a worker; False: its worker or its message was lost
 
 
 @dataclass(frozen=True, order=True)
@@ -175,7 +176,8 @@ def read(engine: sa.Engine, log: Path, loaded: Mapping[int, Answer]) -> History:
             for row in connection.execute(sa.select(Job.id, Job.state, Job.attempt, Job.cause))
         }
         columns = (StepResult.job_id, StepResult.step, StepResult.attempt, StepResult.ok, StepResult.cause)
-        attempts = [Attempt(*row) for row in connection.execute(sa.select(*columns))]
+        done = (StepResult.worker != "").label("was_done")
+        attempts = [Attempt(*row) for row in connection.execute(sa.select(*columns, done))]
     return History(loaded, jobs, attempts, list(runs(log.read_text().splitlines())))
 
 

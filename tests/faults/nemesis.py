@@ -22,6 +22,9 @@ class Kind(str, Enum):
     ARTIFACTS_FULL = "artifacts_full"  #: no space left in the artifact store
     DISK_FULL = "disk_full"  #: no space left in a worker's TUNA_HOME, where its scratch is
     DEVICE_DEAD = "device_dead"  #: what the eval worker measures on fails each time, and does not answer
+    DEVICE_FAILS = (
+        "device_fails"  #: the same, and it answers; not in plans, for it takes a while until it is asked again
+    )
     REVOKE = "revoke"  #: `tuna workers revoke` of a member, which is killed; at its end another one joins in its place
     KEY_ROTATION = "key_rotation"  #: `tuna key rotate`, which is killed at its end unless it has ended
     CLOCK_STEP = "clock_step"  #: the wall clock of a worker is shifted by an hour

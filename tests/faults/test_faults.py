@@ -8,6 +8,7 @@ from pathlib import Path
 
 import drill
 import pytest
+from cluster import BROKEN_COMPILE
 from nemesis import REFUSALS, Fault, Kind
 from shared_data import DRILLS
 
@@ -74,3 +75,62 @@ def test_keys_that_are_rotated_and_rotations_that_are_killed_cost_no_attempt(
     assert report.ok, "\n".join([*report.objections[:20], *report.happened])
     assert (report.lost, report.runs) == (0, 8000), "no artifact was refused, so that nothing was done twice"
     assert "signs from now on" in (tmp_path / "logs" / "rotation.log").read_text(), "one at least was not killed"
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.parametrize("when", ["at the start", "in the middle", "flickering"])
+def test_a_read_only_redis_that_holds_the_artifacts_costs_no_attempt(
+    when: str, tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    """R1, R2: a traceback at the start; all open jobs of a chunk were charged with `infra` in the middle of an artifact."""
+    knows_machine(tmp_path / "home")
+    number, lasts_s = {"at the start": (0, 0.0), "in the middle": (1, 8.0), "flickering": (12, 0.5)}[when]
+    faults = [Fault(0.6, False, Kind.REDIS_REFUSES, "redis", lasts_s, error="READONLY")] * number
+    report = drill.run(0, tmp_path, 1000, faults, in_redis=True, refused_s=0.0 if faults else 5.0)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert (report.lost, report.failed) == (0, 0)
+
+
+@pytest.mark.drill(only=True)
+def test_a_broken_toolchain_costs_no_job_while_another_worker_of_the_machine_works(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    """R3: 124 of 600 jobs errored."""
+    knows_machine(tmp_path / "home")
+    report = drill.run(0, tmp_path, 600, [], more=[BROKEN_COMPILE])
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    assert report.failed > 0, "it was asked"
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.timeout(600)
+def test_a_device_that_is_alone_and_fails_everything_for_a_minute_costs_no_job(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    """R8: it answers, and nobody else was there to tell its fault from that of the jobs."""
+    knows_machine(tmp_path / "home")
+    report = drill.run(0, tmp_path, 600, [Fault(1.0, False, Kind.DEVICE_FAILS, "device", 60.0)])
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    print(f"{report.failed} attempts failed, {report.seconds:.0f} s", *report.happened)
+    assert report.failed <= 4, "two before it was asked to repeat something, and two when it came back too early"
+
+
+@pytest.mark.drill(only=True)
+def test_workers_that_are_killed_make_few_chunks_more_and_what_was_lost_is_done_soon(
+    tmp_path: Path, knows_machine: Callable[[Path], None]
+) -> None:
+    """R9: 288 compile chunks in the place of 25, and the jobs that were lost came last."""
+    knows_machine(tmp_path / "home")
+    faults = [Fault(2.5, False, Kind.KILL_CHILD, "compile") for _ in range(5)]
+    report = drill.run(0, tmp_path, 600, faults, slow=True)
+    assert report.ok, "\n".join([*report.objections[:20], *report.happened])
+    ran = [line for line in map(json.loads, (tmp_path / "ran").read_text().splitlines()) if line["step"] == "build"]
+    chunks = len({line["chunk"] for line in ran})
+    assert chunks <= 60
+    places: dict[int, list[int]] = {}
+    for place, line in enumerate(ran):
+        places.setdefault(line["job"], []).append(place)
+    waited = [max(where) - min(where) for where in places.values() if len(where) > 1]
+    print(f"{chunks} chunks of {len(ran)} items, {report.lost} workers lost, waited {max(waited)} items")
+    assert report.lost > 2, "others were idle when they were killed"
+    assert max(waited) < len(ran) / 2

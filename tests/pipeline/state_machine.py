@@ -9,7 +9,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,12 +21,14 @@ from state_machine_parts import (
     MAX,
     MAX_FREE,
     NOBODY,
+    PERMANENT,
     TURNS,
     Broker,
     Died,
     Moments,
     ObservedCoordinator,
     ObservedLeases,
+    OwnCauses,
     Said,
     Scene,
     Worker,
@@ -36,6 +37,8 @@ from state_machine_parts import (
     is_final,
     judge_ended,
     judge_opened,
+    rows_of,
+    said_of,
     to_json,
 )
 
@@ -56,9 +59,6 @@ from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.serving import SessionWork
 from tuna.pipeline.states import TRANSITIONS
 from tuna.vocabulary import IN_FLIGHT, Cause, State
-
-#: No other worker is known of here.
-PERMANENT = (Again.NEVER, Again.CONFIRMED)
 
 
 class Machine(RuleBasedStateMachine):
@@ -89,12 +89,14 @@ class Machine(RuleBasedStateMachine):
         self.held: dict[str, str | None] = {}  # chunk -> its worker; None while it waits
         self.silent: set[str] = set()  # chunks whose lease has run out
         self.lost: set[str] = set()  # chunks for whose worker one job will be charged
+        self.divided: set[str] = set()  # those of which that one was charged
         self.freed: set[str] = set()  # chunks whose jobs may go back
         self.said: dict[str, Said] = {}
         self.owed: set[str] = set()  # what was said and must be heard
         self.good: dict[int, set[str]] = defaultdict(set)  # steps of the job's round
         self.failures: dict[int, int] = defaultdict(int)
         self.free: dict[int, int] = defaultdict(int)  # failures in a row that were not charged
+        self.own = OwnCauses()
         self.rebuilt: set[int] = set()  # jobs that ever lost an artifact
         self.answered: dict[int, int] = {}  # job -> attempt
         self.seen = 0  # of the history
@@ -143,9 +145,11 @@ class Machine(RuleBasedStateMachine):
     def _judge_answer(self, event: Any) -> None:
         assert State(event.state) in IN_FLIGHT
         assert event.result_attempt == event.attempt
+        self.own.pop(event.job, None)
         if event.cause == Cause.WORKER_LOST.value:
             assert event.chunk in self.lost, "a worker that nobody lost was charged, or two jobs for one"
             self.lost.remove(event.chunk)
+            self.divided.add(event.chunk)
         elif event.worker == "":
             assert event.cause == Cause.INFRA.value, "its message was lost"
             assert event.chunk in self.freed
@@ -181,6 +185,9 @@ class Machine(RuleBasedStateMachine):
         if taken and self.answered.get(event.job) != event.attempt:
             assert event.chunk in self.freed, "it was taken from its worker"
             assert event.chunk not in self.lost, "no job was charged for a lost worker"
+            if event.chunk in self.divided:
+                self.free[event.job] = min(self.free[event.job] + 1, MAX_FREE)
+                self.own.keep(event)
         if before is State.CANCELED:
             self.good[event.job].clear()
         if before in (State.ERRORED, State.CANCELED):
@@ -193,7 +200,7 @@ class Machine(RuleBasedStateMachine):
 
     def _judge_jobs(self) -> None:
         for job in self._jobs():
-            state, cause = State(job.state), Cause(job.cause) if job.cause else None
+            state, cause = State(job.state), self.own.cause_of(job)
             assert (job.chunk is not None) is (job.leased_at is not None) is (state in IN_FLIGHT)
             assert job.failures == self.failures[job.id] <= MAX
             assert job.uncharged == self.free[job.id] <= MAX_FREE
@@ -274,9 +281,7 @@ class Machine(RuleBasedStateMachine):
 
     def _rows(self, statement: str) -> list[Any]:
         """Past SQLAlchemy, for speed."""
-        cursor = self.reader.execute(statement)
-        names = [column[0] for column in cursor.description]
-        return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in cursor]
+        return rows_of(self.reader.execute(statement))
 
     def _chunks(self) -> set[str]:
         return {job.chunk for job in self._jobs() if job.chunk}
@@ -360,12 +365,7 @@ class Machine(RuleBasedStateMachine):
         assert call(chunk, worker.token, to_json(report)) is held
         if not held:
             return
-        for answer in answers:
-            if answer.output_tail == LIE:
-                continue
-            cause = answer.cause.value if answer.cause else None
-            said = Said(chunk, worker.name, answer.job_id, answer.step, answer.attempt, cause)
-            self.said[answer.output_tail] = said
+        self.said |= said_of(worker, answers)
         if owed:
             wanted = {job.id for job in self._jobs() if job.chunk == chunk}
             self.owed |= {a.output_tail for a in answers if a.job_id in wanted and a.output_tail != LIE}

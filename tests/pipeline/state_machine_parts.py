@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -36,6 +37,8 @@ POLICIES = {
     Cause.RUN_TIMEOUT: Retry(first_step=True, delay_s=7200.0),
 }
 MAX_FREE = 2
+#: No other worker is known of here.
+PERMANENT = (Again.NEVER, Again.CONFIRMED)
 #: By its steps, where a job ends when all goes well.
 ENDS = {
     "search,build,link,measure": State.EVALUATED,
@@ -59,8 +62,8 @@ CREATE TRIGGER answered AFTER INSERT ON step_result BEGIN
     SELECT id, state, attempt, chunk, NEW.step, NEW.attempt, NEW.cause, NEW.worker, NEW.output_tail
     FROM job WHERE id = NEW.job_id; END;
 CREATE TRIGGER moved AFTER UPDATE OF state, attempt, chunk ON job BEGIN
-    INSERT INTO history (job, state, attempt, chunk, ready_at, to_state, to_attempt, to_chunk)
-    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.ready_at, NEW.state, NEW.attempt, NEW.chunk); END;
+    INSERT INTO history (job, state, attempt, chunk, cause, ready_at, to_state, to_attempt, to_chunk)
+    VALUES (NEW.id, OLD.state, OLD.attempt, OLD.chunk, OLD.cause, OLD.ready_at, NEW.state, NEW.attempt, NEW.chunk); END;
 CREATE TRIGGER opened AFTER INSERT ON job WHEN NEW.round > 0 BEGIN
     INSERT INTO history (job, state, attempt, opened)
     SELECT NEW.id, NEW.state, NEW.attempt, count(*) FROM job WHERE (session_id, config_id, solver_id, steps)
@@ -174,6 +177,18 @@ class Said:
     cause: str | None
 
 
+class OwnCauses(dict[int, str | None]):
+    """By job that was not charged when the worker of its chunk was lost: why it failed last itself, which still holds."""
+
+    def keep(self, event: Any) -> None:
+        if event.cause != Cause.WORKER_LOST.value or event.job not in self:
+            self[event.job] = event.cause
+
+    def cause_of(self, job: Any) -> Cause | None:
+        cause = self.get(job.id, job.cause) if job.cause == Cause.WORKER_LOST.value else job.cause
+        return Cause(cause) if cause else None
+
+
 @dataclass(frozen=True)
 class Scene:
     """What all examples share."""
@@ -199,6 +214,22 @@ def answer_to(item: WorkItem, cause: Cause | None, words: str) -> StepResult:
     trial = Trial(index=0, params=params, artifact=code, cause=blamed, times_ms=times, time_ms=1.0 if times else None)
     facts = {"ok": cause is None, "cause": cause, "output_tail": words, "ended_at": 1.0}
     return result_of(item, trials=(trial,), kernels=(), **facts)
+
+
+def said_of(worker: Worker, answers: Iterable[StepResult]) -> dict[str, Said]:
+    """By their words, the answers of a worker that are not lies."""
+    return {
+        one.output_tail: Said(
+            worker.chunk.id, worker.name, one.job_id, one.step, one.attempt, one.cause.value if one.cause else None
+        )
+        for one in answers
+        if one.output_tail != LIE
+    }
+
+
+def rows_of(cursor: sqlite3.Cursor) -> list[Any]:
+    names = [column[0] for column in cursor.description]
+    return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in cursor]
 
 
 def is_final(job: Any) -> bool:

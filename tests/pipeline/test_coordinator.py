@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
+import structlog
 from jobs_builder import accepted, make_jobs, states, trials
 from kombu import Connection
 
@@ -30,7 +31,7 @@ from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
-from tuna.pipeline import empty_steps, publisher, scope, served_time
+from tuna.pipeline import empty_steps, publisher, scope, served_time, server_errors
 from tuna.pipeline.claim import claim
 from tuna.pipeline.connection import queue_depth
 from tuna.pipeline.coordinator import Coordinator
@@ -160,6 +161,43 @@ def test_a_later_step_is_published_before_earlier_ones(
     coordinator.publish()
     assert sent == sorted(sent, reverse=True), "`measure` comes first"
     assert set(sent) == {"measure", "build"}
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_coordinator_that_starts_beside_a_read_only_redis_waits_and_says_so_once(
+    engine: sa.Engine, make: Callable[[], Coordinator], redis_client: redis.Redis
+) -> None:
+    """R1: a traceback from its constructor, exit code 1."""
+    redis_client.replicaof("127.0.0.1", "1")  # of a primary that is away
+    ticks: list[float] = []
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+
+    def mend() -> None:
+        while sum(line["event"] == "waiting for a server" for line in said) == 0 or len(refused) < 3:
+            ended.wait(0.01)
+        assert not ticks, "no round got through"
+        redis_client.replicaof("NO", "ONE")
+
+    refused: list[str] = []
+    ended = threading.Event()
+    mending = threading.Thread(target=mend, daemon=True)
+    try:
+        with structlog.testing.capture_logs() as said, pytest.MonkeyPatch.context() as patch:
+            is_passing = server_errors.is_passing
+            patch.setattr(server_errors, "is_passing", lambda error: refused.append(str(error)) or is_passing(error))
+            coordinator = make()
+            mending.start()
+            coordinator.run(tick, lambda: states(engine) == {"evaluated": 400})
+    finally:
+        ended.set()
+        redis_client.replicaof("NO", "ONE")
+    events = [line["event"] for line in said]
+    assert events.count("waiting for a server") == 1
+    assert events.count("servers work again") == 1
+    assert len(refused) >= 3
+    assert len(accepted(engine)) == 800
 
 
 def test_an_error_of_the_drain_ends_the_run(

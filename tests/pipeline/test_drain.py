@@ -42,9 +42,11 @@ def drain(engine: sa.Engine, redis_client: redis.Redis, tmp_path: Path) -> Drain
     return Drain(engine, stream, Artifacts((tmp_path / "a").as_uri(), tmp_path / "c"), MAX)
 
 
-def _claim(engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000) -> list[ClaimedChunk]:
+def _claim(
+    engine: sa.Engine, session_id: int, step: str = "build", limit: int = 1000, size: int = 0, most: int | None = None
+) -> list[ClaimedChunk]:
     with writing(engine) as connection:
-        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit)
+        return claim.claim(connection, Scope(session_id, LIBRARY, ""), LIBRARY.step(step), limit, size, most)
 
 
 def _entries(chunks: list[ClaimedChunk], **facts: object) -> list[Entry]:
@@ -131,16 +133,40 @@ def test_a_late_result_of_an_expired_lease_is_refused(engine: sa.Engine, drain: 
     assert {count for *_, count in accepted(engine)} == {1}
 
 
-def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_all_travel_alone(engine: sa.Engine) -> None:
+def test_a_lost_worker_costs_its_first_unfinished_job_an_attempt_and_the_others_nothing(engine: sa.Engine) -> None:
     session_id = make_jobs(engine, 1)
-    _release(engine, _claim(engine, session_id), worker_lost=True)
+    _release(engine, _claim(engine, session_id, size=8), worker_lost=True)
     with reading(engine) as connection:
         rows = connection.execute(sa.select(Job.failures, Job.isolate).order_by(Job.id)).all()
         lost = connection.execute(sa.select(StepResult.cause)).scalars().all()
-    assert [row.failures for row in rows] == [1] + [0] * 9
-    assert all(row.isolate for row in rows)
-    assert lost == ["worker_lost"]
-    assert [len(chunk.items) for chunk in _claim(engine, session_id)] == [1] * 10
+    # Of two chunks.
+    assert [row.failures for row in rows] == [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
+    assert [row.isolate for row in rows] == [bool(row.failures) for row in rows]
+    assert lost == ["worker_lost"] * 2
+    chunks = _claim(engine, session_id, size=8)
+    assert [len(chunk.items) for chunk in chunks] == [1, 2, 2, 2, 2, 1], "a quarter, and the first ones alone"
+    _release(engine, chunks, worker_lost=True)
+    assert [len(chunk.items) for chunk in _claim(engine, session_id, size=8)] == [1] * 10
+
+
+def test_jobs_that_are_apart_neither_wait_for_the_others_nor_make_their_chunks_smaller(engine: sa.Engine) -> None:
+    """R9: of 2,000 jobs the 49 oldest, isolated, ended last, and 600 went in 288 chunks."""
+    session_id = make_jobs(engine, 40)
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).where(Job.id <= 10).values(isolate=True))
+        connection.execute(sa.update(Job).where(Job.id.between(11, 40)).values(avoid="a"))
+        connection.execute(sa.update(Job).where(Job.id.between(41, 60)).values(avoid="b"))
+    found: list[list[int]] = []
+    while chunks := _claim(engine, session_id, limit=4 * 20, size=20, most=4):
+        found += [[item.job_id for item in chunk.items] for chunk in chunks]
+    assert sorted(job for chunk in found for job in chunk) == list(range(1, 401))
+    assert [len(chunk) for chunk in found[:10]] == [1] * 10, "the oldest are first"
+    apart = [set(chunk) for chunk in found if min(chunk) in range(11, 61)]
+    assert [len(chunk) for chunk in apart] == [20, 10, 20]
+    assert apart[2] == set(range(41, 61))
+    last = max(place for place, chunk in enumerate(found) if min(chunk) in range(11, 61))
+    assert last < len(found) / 2
+    assert {len(chunk) for chunk in found if min(chunk) > 60} == {20}, "no other chunk is smaller"
 
 
 def test_a_job_that_always_kills_its_worker_ends_as_errored_and_takes_no_other_with_it(

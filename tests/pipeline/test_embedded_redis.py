@@ -15,13 +15,16 @@ import psutil
 import pytest
 import redis
 
-from tuna import embedded_redis
+from tuna import embedded_redis, embedded_redis_guard
 from tuna.embedded_redis import EmbeddedRedis, program
 from tuna.errors import ServiceError
+from tuna.sandbox.python import bare_command
 from tuna.testing.servers import wait_until
 
 #: How long the server outlives its last user at most, as docs/usage.md has it; the rest is for a busy machine.
 END_S = 1 + 5
+#: How long whoever uses it goes without one that was killed.
+RESTART_S = 5 + 5
 Eventually = Callable[[Callable[[], object], float], None]
 
 USER = """
@@ -171,6 +174,36 @@ def test_another_is_started_in_place_of_a_killed_one(
     assert _process(other) == second
     other.release()
     eventually(lambda: not second.is_running(), END_S)
+
+
+@pytest.mark.parametrize("killed", ["server", "its parent"])
+def test_whoever_uses_it_starts_another_in_place_of_a_killed_one(
+    server: EmbeddedRedis, eventually: Eventually, killed: str
+) -> None:
+    process = _process(server)
+    guard = process.parent()
+    (process if killed == "server" else guard).kill()
+    eventually(lambda: _answers(server), RESTART_S)
+    assert _process(server) != process
+    eventually(lambda: not guard.is_running() or guard.status() == psutil.STATUS_ZOMBIE, END_S)
+    process = _process(server)
+    server.release()
+    eventually(lambda: not process.is_running(), END_S)
+
+
+def test_a_server_whose_starter_was_killed_before_it_gave_the_password_does_not_start(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700)
+    guard = bare_command(embedded_redis_guard.__name__, "1", str(run_dir / "redis.users"), program(), "-")
+    (run_dir / "redis.users").touch()
+    socket = ["--port", "0", "--unixsocket", str(run_dir / "redis.sock")]
+    done = subprocess.run([*guard, *socket], input=b"", cwd=run_dir, capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"", "no server wrote a log"
+
+
+def _answers(server: EmbeddedRedis) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(_client(server).ping())
+    return False
 
 
 def test_one_that_ends_at_once_is_refused_with_its_own_words(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

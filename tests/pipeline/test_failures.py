@@ -23,7 +23,7 @@ from tuna.libraries.items import StepResult, WorkItem, result_of
 from tuna.libraries.retries import Again, Retry
 from tuna.pipeline import claim
 from tuna.pipeline.drain import Drain
-from tuna.pipeline.failures import MAX_UNCHARGED, NextState, after_failure
+from tuna.pipeline.failures import MAX_UNCHARGED, NextState, after_failure, with_loss
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk
 from tuna.pipeline.results import ResultStream
@@ -44,6 +44,7 @@ class Row:
     steps: str = "build,measure"
     failures: int = 0
     uncharged: int = 0
+    avoid: str | None = None
 
 
 class Fails(NoopLibrary):
@@ -81,8 +82,8 @@ def test_the_default_of_each_cause(cause: Cause) -> None:
 
 @pytest.mark.parametrize("cause", [Cause.WRONG_RESULT, Cause.BUILD_ERROR])
 def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_worker(cause: Cause) -> None:
-    def end(failures: int, *, alone: bool) -> NextState:
-        row = Row(failures=failures)
+    def end(failures: int, *, alone: bool, before: str = "v") -> NextState:
+        row = Row(failures=failures, avoid=before)
         return after_failure(
             row, cause, NoopLibrary(), max_attempts=MAX, place="w", now=NOW, alone=lambda place: alone or place != "w"
         )
@@ -90,6 +91,8 @@ def test_what_would_be_permanent_is_confirmed_elsewhere_if_there_is_another_work
     assert end(0, alone=False) == NextState(State.COMPILED, "measure", failures=1, avoid="w")
     assert end(1, alone=False) == NextState(State.ERRORED, "measure", failures=2)
     assert end(0, alone=True) == NextState(State.ERRORED, "measure", failures=1)
+    twice = end(1, alone=False, before="w")
+    assert twice == NextState(State.COMPILED, "measure", failures=2, avoid="w"), "the same worker confirms nothing"
 
 
 @pytest.mark.parametrize("cause", [Cause.BUILD_ERROR, Cause.INFRA, Cause.DEVICE_LOST])
@@ -116,6 +119,11 @@ def test_what_is_not_charged_is_counted_apart_and_has_an_end() -> None:
             break
         row = replace(row, failures=found.failures, uncharged=found.uncharged)
     assert (rounds, found.failures, found.uncharged) == (MAX_UNCHARGED + MAX - 1, MAX, MAX_UNCHARGED)
+
+
+def test_loss_of_a_worker_at_another_job_is_counted_up_to_the_maximum() -> None:
+    counts = [with_loss(Row(uncharged=count))["uncharged"] for count in (0, MAX_UNCHARGED - 1, MAX_UNCHARGED)]
+    assert counts == [1, MAX_UNCHARGED, MAX_UNCHARGED]
 
 
 def test_elsewhere_names_the_worker_that_failed() -> None:
@@ -186,12 +194,12 @@ def test_a_delayed_job_is_not_claimed_before_its_time(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", [Retry(Again.ELSEWHERE, delay_s=600.0, charged=False)], indirect=True)
-def test_what_shall_be_tried_elsewhere_travels_alone_and_says_where_not(scene: Scene) -> None:
+def test_what_shall_be_tried_elsewhere_travels_with_its_like_and_says_where_not(scene: Scene) -> None:
     assert {item.avoid for item in scene.work()} == {""}
     scene.let_time_pass()
     with writing(scene.engine) as connection:
         chunks = claim.claim(connection, Scope(scene.session_id, scene.library, ""), scene.library.step("build"), 1000)
-    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place]] * 10
+    assert [[item.avoid for item in chunk.items] for chunk in chunks] == [[scene.runner.place] * 10]
 
 
 @pytest.mark.parametrize("scene", [Retry(charged=False)], indirect=True)

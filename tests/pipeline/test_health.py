@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tuna.errors import LibraryMissing
-from tuna.libraries.context import DeviceHandle
-from tuna.libraries.items import StepResult, Trial
+from tuna.artifacts import Artifacts
+from tuna.errors import LibraryMissing, StoreUnavailable
+from tuna.libraries.base import Step
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import Candidate, StepResult, Trial, WorkItem, result_of
 from tuna.pipeline import health as healths
 from tuna.pipeline.health import Fault, Health, Unfit
 from tuna.sandbox.processes import run
@@ -21,6 +24,7 @@ from tuna.testing.noop import NoopLibrary
 from tuna.vocabulary import Cause
 
 GPU = DeviceHandle("GPU-a", "GPU-a")
+ITEM = WorkItem(job_id=7, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config={})
 #: Nobody else succeeds.
 ALONE: Callable[[], bool | None] = lambda: False  # noqa: E731
 
@@ -160,6 +164,87 @@ def test_one_success_outweighs_crashes_and_not_wrong_answers() -> None:
             found.append(health.judge(failed(cause, job_id=job_id), Card(), lambda: True))
             health.judge(good(), Card(), lambda: True)
         assert any(found) is ends
+
+
+def test_where_nobody_else_is_the_device_repeats_what_it_did_after_ever_more_failures() -> None:
+    health, asked = Health([], GPU), list[int]()
+
+    def fails(number: int, cause: Cause, *, again: bool | None) -> Fault | None:
+        return health.judge(failed(cause, job_id=number), Card(), ALONE, lambda: asked.append(number) or again)
+
+    assert not any(fails(number, Cause.RUN_ERROR, again=True) for number in range(1, 14))
+    assert asked == [3, 6, 12]
+    health.judge(good(), Card(), ALONE)
+    asked.clear()
+    assert not fails(20, Cause.WRONG_RESULT, again=True)
+    assert not fails(21, Cause.NOT_APPLICABLE, again=True), "that says nothing of a device"
+    assert not fails(22, Cause.RUN_ERROR, again=True)
+    found = fails(23, Cause.RUN_ERROR, again=False)
+    assert asked == [20, 23], "what is final at once, and the third in a row"
+    assert found
+    assert (found.cause, "one that had succeeded" in found.text) == (Cause.DEVICE_LOST, True)
+
+
+def test_a_final_failure_that_others_are_there_to_confirm_needs_no_repetition() -> None:
+    def never() -> bool:
+        raise AssertionError
+
+    result = failed(Cause.WRONG_RESULT)
+    assert Health([], GPU).judge(result, Card(), lambda: True, never) is None
+    assert Health([], GPU).judge(result, Card(), lambda: None, never) is None
+
+
+def test_it_stays_aside_until_the_device_repeats_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Health, "_sleep", lambda _, pause_s: None)
+    health, answers = Health([], GPU), [True, False, False]
+    health.stay_aside(Fault(Cause.DEVICE_LOST, "x"), Card(), 60.0, lambda: answers.pop())
+    assert (answers, health.fault) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("end", "again"),
+    [
+        (Cause.RUN_ERROR, False),
+        (Cause.ARTIFACT_LOST, None),
+        (StoreUnavailable("x"), None),
+        (ValueError("x"), False),
+        (None, True),
+    ],
+)
+def test_what_it_means_how_a_repeated_item_ends(
+    end: Cause | Exception | None, again: bool | None, tmp_path: Path
+) -> None:
+    class Ends(Card):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            if isinstance(end, Exception):
+                raise end
+            yield result_of(items[0], ok=end is None, cause=end)
+
+    store = Artifacts(tmp_path.as_uri(), tmp_path)
+    assert healths.does_again(Ends(), ITEM, RunContext(store, tmp_path, (0,), GPU)) is again
+
+
+def test_a_repeated_item_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(Card):
+        def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[StepResult]:
+            run(["sleep", "60"], timeout_s=60.0, cancelled=context.cancelled, box=None)
+            yield result_of(items[0], ok=True)
+
+    monkeypatch.setattr(healths, "REPEAT_S", 0.1)
+    context = RunContext(Artifacts(tmp_path.as_uri(), tmp_path), tmp_path, (0,), GPU)
+    assert healths.does_again(Hangs(), ITEM, context) is False
+    canceled = dataclasses.replace(context, cancelled=lambda: True)
+    assert healths.does_again(Hangs(), ITEM, canceled) is None
+
+
+def test_of_an_item_one_good_candidate_is_repeated_if_that_is_quick() -> None:
+    candidates = tuple(Candidate(index=number, artifact="a" * 64) for number in range(3))
+    item = ITEM.model_copy(update={"candidates": candidates})
+    trials = (Trial(index=0, cause=Cause.RUN_ERROR), Trial(index=1), Trial(index=2))
+    seconds = 3 * healths.REPEAT_S / 2
+    result = good().model_copy(update={"trials": trials})
+    assert healths.to_repeat(item, result, seconds) == ITEM.model_copy(update={"candidates": candidates[1:2]})
+    assert healths.to_repeat(item, result, seconds + 1.0) is None
 
 
 def test_it_comes_back_by_itself_when_the_hook_has_helped(monkeypatch: pytest.MonkeyPatch) -> None:

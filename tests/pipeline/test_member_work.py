@@ -15,7 +15,7 @@ from member_double import MemberDouble, good
 from member_room import LIBRARY
 from member_room import Room as Plain
 from redis.client import Pipeline
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job, StepResult, Trial
@@ -25,7 +25,7 @@ from tuna.membership.heartbeat import HeartbeatBoard
 from tuna.pipeline import dealer, member_work
 from tuna.pipeline.messages import ReportKind
 from tuna.settings import get_settings
-from tuna.testing.servers import find, free_port, rabbitmq_server
+from tuna.testing.servers import free_port, rabbitmq_server
 from tuna.vocabulary import Cause
 
 LEASE_S = 4.0
@@ -332,7 +332,7 @@ def test_a_job_that_failed_on_a_member_goes_to_another_worker_first(
 
 @pytest.mark.drill(only=True)  # RabbitMQ takes seconds to start
 def test_chunks_are_dealt_from_another_broker(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    needed_program("rabbitmq-server")
     port = free_port()
     with rabbitmq_server("127.0.0.1", port, "tuna", "tuna", "secret"):
         monkeypatch.setenv("TUNA_BROKER_URL", f"amqp://tuna:secret@127.0.0.1:{port}/tuna")

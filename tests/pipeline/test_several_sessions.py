@@ -21,7 +21,7 @@ from tuna.db import overview, sessions
 from tuna.db.engine import reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
-from tuna.errors import NotFound, TunaError
+from tuna.errors import NotFound, ServiceError, TunaError
 from tuna.libraries.context import RunContext
 from tuna.libraries.items import StepResult
 from tuna.libraries.registry import get_library
@@ -337,6 +337,19 @@ def test_a_session_whose_library_fails_is_set_aside_and_others_go_on(
     coordinator.run(lambda: None, lambda: not unfinished(engine))
     assert fault() == ""
     assert {count for *_, count in accepted(engine)} == {1}
+
+
+def test_an_outage_of_redis_that_lasts_too_long_ends_a_run_with_a_sentence(
+    sqlite_engine: sa.Engine, tuna_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise redis.ConnectionError("Error 111 connecting to /run/redis.sock. Connection refused.")
+
+    session_id = make_jobs(sqlite_engine, 1)
+    monkeypatch.setattr(Coordinator, "run", away)
+    with pytest.raises(ServiceError, match="could not be used for ten minutes: Error 111") as raised:
+        run_sessions(sqlite_engine, get_settings(), [session_id])
+    assert "the same command goes on" in raised.value.hint
 
 
 def test_a_run_of_a_session_whose_library_cannot_say_its_steps_ends_with_its_error(

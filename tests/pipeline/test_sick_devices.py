@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tuna.libraries.items import StepResult as Result
 from tuna.libraries.items import Trial, WorkItem, result_of
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline import claim
+from tuna.pipeline.devices import place_of
 from tuna.pipeline.drain import Drain
 from tuna.pipeline.health import Health
 from tuna.pipeline.leases import Leases
@@ -48,6 +50,7 @@ class Farm(NoopLibrary):
         self.sickness, self.folder = sickness, folder
         self.measured: Counter[str] = Counter()  # good ones, by device
         self.attempts = 0  # of the sick device
+        self.bad_solvers: dict[str, Cause] = {}
         if sickness == "full":
             folder.write_text("a file in the place of the folder, which cannot be written")
 
@@ -60,41 +63,47 @@ class Farm(NoopLibrary):
         return "no answer" if device.id == SICK and self.sickness == "dead" else ""
 
     def run(self, step: Step, items: Sequence[WorkItem], context: RunContext) -> Iterator[Result]:
-        assert context.device
         for item in items:
-            cause = self._cause(context.device.id)
-            self.measured[context.device.id] += cause is None
+            worker = threading.current_thread().name
+            cause = self._cause(worker) or self.bad_solvers.get(item.solver)
+            self.measured[worker] += cause is None
             time_ms = WRONG_MS if cause else HONEST_MS
             trial = Trial(index=0, params="p", cause=cause, times_ms=(time_ms,), time_ms=time_ms)
             yield result_of(item, ok=cause is None, cause=cause, trials=(trial,), ended_at=time.time())
 
-    def _cause(self, device: str) -> Cause | None:
-        sickness = self.sickness if device == SICK else ""
+    def _cause(self, worker: str) -> Cause | None:
+        sickness = self.sickness if worker == SICK else ""
         self.attempts += bool(sickness)
         time.sleep({"": WELL_S, "hangs": HANGS_S}.get(sickness, DEAD_S))
         if sickness == "hangs":
             return Cause.RUN_TIMEOUT
+        if sickness == "no compiler":
+            return Cause.BUILD_ERROR
+        if sickness == "wrong":
+            return Cause.WRONG_RESULT
         if sickness == "wrong half of the time":
             return Cause.WRONG_RESULT if self.attempts % 2 else None
         return Cause.RUN_ERROR if sickness else None
 
 
 class Worker(threading.Thread):
-    """Runs chunks on one device."""
+    """Runs chunks on one device; or on none, as one of several Celery nodes of a machine."""
 
     def __init__(self, scene: Scene, number: int) -> None:
         super().__init__(name=f"gpu{number}", daemon=True)
-        device = DeviceHandle(self.name, uuid=self.name)
+        device = DeviceHandle(self.name, uuid=self.name) if scene.step == "measure" else None
         context = RunContext(scene.store, scene.folder, (0,), device)
+        node = f"{socket.gethostname()}:{number}"
         status = WorkerStatus(
-            name=f"w:{number}", role="eval", host="h", pid=number, device=self.name, environment="env", toolchains=(),
-            job_ids=(), started_at=0.0, seen_at=0.0, place=f"me/{self.name}",
+            name=f"w:{number}", role="eval", host="h", pid=number, device=self.name,
+            environment="env" if device else "", toolchains=() if device else ("tools",),
+            job_ids=(), started_at=0.0, seen_at=0.0, place=place_of("", device, node),
         )  # fmt: skip
         board = HeartbeatBoard(scene.client, "n", 30)
         self.sender = HeartbeatSender(lambda: [board], status, 0.1).start()
         folders = [scene.library.folder] if self.name == SICK else []
         self.health = Health(folders, device, first_pause_s=0.02, longest_pause_s=0.2)
-        self.runner = Runner(scene.client, 30, context, "me", self.sender, self.health)
+        self.runner = Runner(scene.client, 30, context, "", self.sender, self.health, node=node)
         self._scene = scene
         self.ends: Counter[str] = Counter()
 
@@ -109,16 +118,26 @@ class Worker(threading.Thread):
 class Scene:
     """A session, its coordinator's work in the main thread, and a worker for each of four devices."""
 
-    def __init__(self, engine: sa.Engine, client: redis.Redis, folder: Path, library: Farm) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        client: redis.Redis,
+        folder: Path,
+        library: Farm,
+        step: str = "measure",
+        workers: Iterable[int] = range(4),
+    ) -> None:
         self.engine, self.client, self.folder, self.library = engine, client, folder, library
-        self.session_id = make_jobs(engine, JOBS // 10, steps="measure")
+        self.step = step
+        self.session_id = make_jobs(engine, JOBS // 10, steps=step)
         self.store = Artifacts((folder / "a").as_uri(), folder / "c")
         self.leases = Leases(client, "n", 30)
         board = HeartbeatBoard(client, "n", 30)
         self.drain = Drain(engine, ResultStream(client, self.leases.results_key, "d"), self.store, 3, board.is_alone)
+        self.done = {"measure": "evaluated", "build": "compiled"}[step]
         self.waiting: queue.Queue[Chunk | None] = queue.Queue()
         self.only: Worker | None = None  # the others leave
-        self.workers = [Worker(self, number) for number in range(4)]
+        self.workers = [Worker(self, number) for number in workers]
         deadline = time.monotonic() + 30
         while len(board.live()) < len(self.workers):
             assert time.monotonic() < deadline
@@ -126,17 +145,23 @@ class Scene:
     def work(self, enough: int) -> None:
         """Until `enough` jobs are done, or have failed for good."""
         deadline = time.monotonic() + 120
-        while sum(count for state, count in states(self.engine).items() if state in ("evaluated", "errored")) < enough:
+        while sum(count for state, count in states(self.engine).items() if state in (self.done, "errored")) < enough:
             assert time.monotonic() < deadline, states(self.engine)
-            if self.waiting.qsize() < 4:
-                self._publish()
-            self.drain.once(block_ms=50)
+            self.round()
+
+    def round(self) -> None:
+        """Once what a coordinator does again and again."""
+        if self.waiting.qsize() < 4:
+            self._publish()
+        self.drain.once(block_ms=50)
 
     def _publish(self) -> None:
         with writing(self.engine) as connection:
             scope = Scope(self.session_id, self.library, "")
-            chunks = claim.claim(connection, scope, self.library.step("measure"), 20, 2)
-        facts = {"library": "noop", "step": "measure", "environment": "env", "toolchain": ""}
+            chunks = claim.claim(connection, scope, self.library.step(self.step), 20, 2)
+        facts = {"library": "noop", "step": self.step, "environment": "env", "toolchain": ""}
+        if self.step == "build":
+            facts |= {"environment": "", "toolchain": "tools"}
         if chunks:
             self.leases.open(chunk.id for chunk in chunks)
         for chunk in chunks:
@@ -189,6 +214,95 @@ def test_a_sick_device_hurts_no_job(
     else:
         assert charged.total() <= 3
     engine.dispose()
+
+
+def test_a_broken_toolchain_hurts_no_job_while_another_worker_of_the_machine_works(
+    sqlite_template: SqliteTemplate,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R3: 124 of 600 jobs errored after one attempt, since their place was the machine, where nobody else was."""
+    library = Farm("no compiler", tmp_path / "sick")
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.005)
+    monkeypatch.setattr("tuna.membership.heartbeat._MIN_INTERVAL_S", 0.1)
+    engine = sqlite_template.engine(tmp_path / "run.sqlite")
+    scene = Scene(engine, redis_client, tmp_path, library, "build", (1, int(SICK[-1])))
+    sick = scene.workers[1]
+    sick.start()
+    try:
+        while not library.attempts:  # it fails before the other has done anything
+            scene.round()
+        scene.workers[0].start()
+        scene.work(JOBS)
+    finally:
+        scene.stop()
+    assert states(engine) == {"compiled": JOBS}
+    assert sick.ends["unfit"] > 0, "it was aside"
+    engine.dispose()
+
+
+@pytest.fixture()
+def alone(
+    sqlite_template: SqliteTemplate,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    tuna_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Scene]:
+    """One device, which is well."""
+    library = Farm("", tmp_path / "sick")
+    monkeypatch.setattr("tuna.pipeline.scope.find_library", lambda _: library)
+    monkeypatch.setattr("tuna.pipeline.runner._BACKOFF_S", 0.005)
+    monkeypatch.setattr("tuna.membership.heartbeat._MIN_INTERVAL_S", 0.02)
+    engine = sqlite_template.engine(tmp_path / "run.sqlite")
+    scene = Scene(engine, redis_client, tmp_path, library, workers=(int(SICK[-1]),))
+    scene.workers[0].start()
+    yield scene
+    scene.stop()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("sickness", ["dead and not probed", "wrong"])
+def test_a_device_that_is_alone_and_begins_to_fail_everything_hurts_no_job(alone: Scene, sickness: str) -> None:
+    """R8: 16 jobs errored within 40 s, and more and more, for nobody was there to confirm that it was the device."""
+    (worker,), library = alone.workers, alone.library
+    board = HeartbeatBoard(alone.client, "n", 30)
+    alone.work(JOBS // 3)
+    library.sickness = sickness
+    said: set[str] = set()
+    deadline = time.monotonic() + 60
+    while not (said and library.attempts > 8):
+        assert time.monotonic() < deadline, (said, library.attempts)
+        alone.round()
+        said |= {status.aside for status in board.live() if status.aside}
+    ended = states(alone.engine)
+    library.mend()
+    alone.work(JOBS)
+    assert states(alone.engine) == {"evaluated": JOBS}
+    assert ended["evaluated"] >= JOBS // 3
+    assert said == {"jobs fail here in a row, and so does one that had succeeded on this device"}
+    assert worker.health.fault is None
+    charged = _failures(alone.engine) - Counter({"device_lost": 10**6})
+    assert charged.total() <= (0 if sickness == "wrong" else 2), "what would be final is never charged"
+
+
+@pytest.mark.parametrize("policy", [Cause.RUN_ERROR, Cause.WRONG_RESULT])
+def test_a_solver_that_fails_on_every_layer_is_not_taken_for_the_device(alone: Scene, policy: Cause) -> None:
+    library = alone.library
+    library.bad_solvers = {f"Noop{number}": policy for number in range(1, 8)}
+    alone.work(JOBS)
+    assert states(alone.engine) == {"evaluated": JOBS * 3 // 10, "errored": JOBS * 7 // 10}
+    assert alone.workers[0].ends.keys() == {"finished"}, "it was never aside"
+
+
+def test_a_session_of_which_nothing_succeeds_ends_in_time(alone: Scene) -> None:
+    alone.library.sickness = "dead and not probed"
+    alone.work(JOBS)
+    assert states(alone.engine) == {"errored": JOBS}
+    assert alone.workers[0].ends.keys() == {"finished"}
 
 
 def _failures(engine: sa.Engine) -> Counter[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tuna.errors import BadInput, LibraryMissing, ServiceError
@@ -97,3 +99,9 @@ def test_a_hook_that_fails_says_how(command: str, words: str) -> None:
 def test_a_hook_with_an_open_quote_is_not_usable() -> None:
     with pytest.raises(ValueError, match="No closing quotation"):
         Settings(before_worker="probe 'all")
+
+
+def test_measuring_cores_that_are_not_there_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    """`TUNA_EVAL_CPUS=999 tuna worker eval` served the libraries that did not look at their cores."""
+    with pytest.raises(BadInput, match="TUNA_EVAL_CPUS names core 999"):
+        serve("eval", settings=Settings(home=tmp_path, eval_cpus="999"))

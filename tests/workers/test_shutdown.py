@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ from celery.worker import state
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
-from tuna.workers import shutdown
+from tuna.workers import lifetime, shutdown
 from tuna.workers.shutdown import Shutdown
 
 CHUNK = Chunk(id="c", namespace="n", library="noop", step="build", environment="", toolchain="noop-1", items=())
@@ -56,6 +57,14 @@ def test_the_first_signal_ends_warmly_within_the_bound() -> None:
 def test_the_second_signal_ends_at_once() -> None:
     worker = _Worker(bound_s=3600)
     worker.shutdown.ask()
+    worker.shutdown.ask()
+    assert worker.left.wait(5)
+    assert worker.did == ["gave back", "left with 0"]
+
+
+def test_without_its_parent_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lifetime.WITH_PARENT, "1" if os.getppid() != 1 else "2")
+    worker = _Worker(bound_s=3600)
     worker.shutdown.ask()
     assert worker.left.wait(5)
     assert worker.did == ["gave back", "left with 0"]

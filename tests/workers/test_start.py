@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tuna.errors import ServiceError
 from tuna.sandbox.processes import Child, child_env
 from tuna.sandbox.python import module_command
 from tuna.settings import Settings, get_settings
+from tuna.workers import launch
 from tuna.workers import worker as workers
 from tuna.workers.launch import APP, WorkerSpec, worker_command
+from tuna.workers.lifetime import WITH_PARENT
 
 
 @pytest.fixture
@@ -55,6 +59,56 @@ def test_a_module_gets_its_arguments(tmp_path: Path) -> None:
     assert done.stdout == "['a b', '--c'] __main__\n"
     assert command[0] == sys.executable
     assert APP in worker_command(WorkerSpec("eval"))
+
+
+def test_a_worker_whose_starter_has_ended_exits_before_it_does_anything(tuna_home: Path) -> None:
+    """The starter was killed while the worker imported Celery, or before the kernel was asked to tell of it."""
+    starter = subprocess.Popen([sys.executable, "-c", ""])
+    assert starter.wait() == 0
+    done = subprocess.run(
+        worker_command(WorkerSpec("compile")),
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, WITH_PARENT: str(starter.pid)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert not (tuna_home / "run").exists(), "it started no Redis"
+
+
+def test_a_process_whose_parent_has_ended_exits() -> None:
+    line = "import os; from tuna.sandbox.parent import end_with_parent; end_with_parent(os.getpid()); print('lives')"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", "The compile worker was killed (SIGKILL)."),
+        ("os.kill(os.getpid(), 11)", "The compile worker was killed (SIGSEGV)."),
+        ("sys.exit('tuna: It is full.')", "The compile worker ended with exit code 1: tuna: It is full."),
+        ("sys.exit('tuna: No.\\n  do it')", "The compile worker ended with exit code 1: tuna: No. do it"),
+    ],
+)
+def test_the_end_of_a_worker_is_told_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None], end: str, told: str
+) -> None:
+    line = f"import os, sys; print('- ** ---------- .> app: tuna', flush=True); {end}"
+    monkeypatch.setattr(launch, "worker_command", lambda _: [sys.executable, "-c", line])
+    workers = launch.LocalWorkers(tmp_path)
+    workers.start(WorkerSpec("compile"))
+
+    def ended() -> bool:
+        try:
+            workers.check()
+        except ServiceError as error:
+            assert str(error) == told
+            return True
+        return False
+
+    eventually(ended, 60)
+    workers.stop(idle=True)
 
 
 @pytest.mark.parametrize("queues", [["tuna"], ["complie"], ["compile", "evaluate"]])

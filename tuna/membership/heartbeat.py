@@ -44,7 +44,7 @@ class WorkerStatus:
     started_at: float  #: seconds since the epoch, worker's clock
     seen_at: float  #: seconds since the epoch, worker's clock, of the latest heartbeat
     done: int = 0  #: items finished since the start
-    place: str = ""  #: its machine and device: workers at one place share its faults
+    place: str = ""  #: its device, or its Celery node: workers at one place share its faults
     failing: int = 0  #: different jobs that failed in a row
     aside: str = ""  #: why it takes nothing for the moment
 

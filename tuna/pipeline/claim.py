@@ -19,6 +19,7 @@ from tuna.pipeline.leases import new_id
 from tuna.pipeline.scope import Scope
 from tuna.pipeline.states import CLAIMABLE, queued
 from tuna.pipeline.work_items import json_object, work_items
+from tuna.vocabulary import Cause
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class ClaimedChunk:
     items: tuple[WorkItem, ...]
 
 
+#: Into so many chunks a chunk is divided whose worker was lost. Less would cost more lost workers until the job is found that
+#: kills them, more would cost more chunks where none does: a worker that was killed once makes about five chunks of one.
+_DIVIDE = 4
 #: One statement per chunk, by primary key; built once, because building costs more than running it.
 _LEASE = (
     sa.update(Job)
@@ -55,6 +59,28 @@ class _Waiting(NamedTuple):
     attempt: int
     isolate: bool
     avoid: str | None
+    uncharged: int
+    cause: str | None
+
+    @property
+    def company(self) -> _Company:
+        """Which other jobs may be in its chunk."""
+        losses = self.uncharged if self.cause == Cause.WORKER_LOST.value else 0
+        return _Company(self.id if self.isolate else 0, self.avoid or "", losses)
+
+
+class _Company(NamedTuple):
+    """Jobs that may share a chunk: those that are equal in this."""
+
+    alone: int = 0  #: the job's own number if it has to be alone
+    avoid: str = ""  #: where all of them failed, and whose workers decline the chunk
+    losses: int = (
+        0  #: how often the workers of their chunks were lost in a row: the chunk is divided by _DIVIDE each time
+    )
+
+    def size(self, size: int) -> int:
+        """How many there are in a chunk at most, where others have `size`."""
+        return 1 if self.alone else max(1, size // _DIVIDE**self.losses)
 
 
 #: Built once, too. Index ix_job_claim (session_id, step, state, id): a range in order, no sort. SQLite ignores FOR UPDATE.
@@ -87,10 +113,15 @@ def claim(
     now = utc_now()
     items = work_items(connection, scope, step.name, rows)
     chunks: list[ClaimedChunk] = []
-    alone = {row.id for row in rows if row.isolate or row.avoid}
-    together = [(row.config_id, item) for row, item in zip(rows, items, strict=True) if row.id not in alone]
-    groups = [*_groups(together, size or step.chunk), *([item] for item in items if item.job_id in alone)]
-    for group in groups[:most]:
+    companies: dict[_Company, list[tuple[int, WorkItem]]] = {}
+    for row, item in zip(rows, items, strict=True):
+        companies.setdefault(row.company, []).append((row.config_id, item))
+    # Last the jobs that may be with any other: where those came first, the others were left in the window of the next claims,
+    # which they filled more and more, so that chunks shrank and the oldest jobs were done last. No group is larger than `size`,
+    # so that the rows that are left are enough for full chunks.
+    ordinary = companies.pop(_Company(), [])
+    groups = [group for one, pairs in companies.items() for group in _groups(pairs, one.size(size or step.chunk))]
+    for group in [*groups, *_groups(ordinary, size or step.chunk)][:most]:
         chunk = ClaimedChunk(new_id(), tuple(group))
         ids = [item.job_id for item in group]
         connection.execute(_LEASE, {"ids": ids, "to": queued(step.resource).value, "by": chunk.id, "now": now})

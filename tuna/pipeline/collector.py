@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tuna.artifacts import Artifacts
 from tuna.errors import StorageFull
-from tuna.libraries.items import StepResult
+from tuna.libraries.items import MOST_TRIALS, StepResult
 from tuna.membership.inbox import Inbox, RawReport
 from tuna.membership.members import Member
 from tuna.membership.relay import place_of_member
@@ -147,6 +147,8 @@ def _check_size(report: Report, record: Dealt, entry: RawReport) -> None:
     """Raise _BadReport for more than a chunk's items can give."""
     if len(report.results) > record.items:
         raise _BadReport("more results than items")
+    if sum(len(result.trials) for result in report.results) > MOST_TRIALS:
+        raise _BadReport("too many trials")
     if len(entry.text or b"") > _RESULT_BYTES * (record.items + 1):
         raise _BadReport("too large")
 
@@ -155,6 +157,7 @@ def _as_of(member: Member, report: Report) -> Report:
     """The report as this member's own, whatever name it gives."""
     process = _PROCESS.search(report.worker)
     facts = {
+        "member": member.name,
         "worker": f"{member.name}:{process[1] if process else 0}"[:255],
         "place": place_of_member(member.name, report.place),
         "reason": report.reason[:_REASON_CHARS],

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 import stamina
 import structlog
 from celery import Celery
+from stamina import instrumentation
 
 from tuna import redis_client
 from tuna.artifacts import Artifacts, store_url
@@ -68,6 +69,12 @@ _SWEEP_EVERY_S = 30.0
 _ROUNDS_EVERY_S, _ROUNDS_SHARE = 2.0, 0.05
 #: How long an outage of Redis, the broker or SQL is retried.
 _OUTAGE_S = 600.0
+
+
+def _log_first(details: instrumentation.RetryDetails) -> None:
+    """Log the first retry alone, in the place of stamina's line for each."""
+    if details.retry_num == 1:
+        log.warning("waiting for a server", reason=server_errors.words(details.caused_by))
 
 
 class Coordinator:
@@ -126,7 +133,7 @@ class Coordinator:
         self._gate = Gate(engine, client, namespace, settings.lease_s, self._leases.evict, told, admin=admin)
         self._retirement = key_rotation.Retirement(engine, artifacts)
         self._members = MemberWork(engine, client, celery, settings, namespace, artifacts, self._leases, board)
-        self._publish_bootstrap()
+        self._has_published_bootstrap = False
         self._reaped_at = self._swept_at = self._refreshed_at = self._patient_until = self._round_due_at = 0.0
         self._kept_at = self._rounds_at = self._noted_at = -math.inf
         self._drainer: futures.Executor | None = None
@@ -139,6 +146,8 @@ class Coordinator:
                 stack.enter_context(structlog.contextvars.bound_contextvars(session=self._works[0].session_id))
             stack.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(_GC_THRESHOLD)
+            stack.callback(instrumentation.set_on_retry_hooks, instrumentation.get_on_retry_hooks())
+            instrumentation.set_on_retry_hooks([_log_first])
             stack.callback(self._members.close)
             if self._engine.dialect.name != "sqlite":  # which has one writer at a time
                 # While a server works on one transaction, we prepare the other.
@@ -153,6 +162,8 @@ class Coordinator:
                             self._patient_until = time.monotonic() + self._settings.lease_s / 2
                             self._members.be_patient()
                         going = self._round(tick, finished)
+                if attempt.num > 1:
+                    log.warning("servers work again")
 
     def _round(self, tick: Callable[[], None], finished: Callable[[], bool]) -> bool:
         """One round; False when nothing was left to do. It is idempotent, so an error in the middle only costs a repeat."""
@@ -189,6 +200,9 @@ class Coordinator:
 
     def publish(self) -> int:
         """Claim and publish as much as the queues may hold; returns the number of chunks."""
+        if not self._has_published_bootstrap:  # not when it is constructed: Redis may take no writes then
+            self._stream.open()  # before there are results: a full Redis makes no group
+            self._publish_bootstrap()
         return self.publisher.publish(self._works, members=self._members.is_busy)
 
     def _load(self, configs: Callable[[int], Collection[int]] | None = None) -> int:
@@ -298,6 +312,7 @@ class Coordinator:
             before = self._client.set(store_name(self._namespace), url, get=True)
             if before not in (None, url):
                 log.warning("artifact store URL changed", hint="use one TUNA_ARTIFACTS_URL for all coordinators")
+        self._has_published_bootstrap = True
 
     def _read_keys(self) -> Keys:
         with reading(self._engine) as connection:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tuna.libraries.base import Library
@@ -45,6 +46,15 @@ def device_for(
     if not names and kind is None:
         return cores
     return DeviceHandle(names or f"{kind.value if kind else 'device'}0", "", chosen, cpus)
+
+
+def place_of(worker: str, device: DeviceHandle | None, node: str = "") -> str:
+    """A device of a machine, or else a worker with its toolchain: what may be at fault for failures there.
+
+    `worker`: see `runner.Runner`; `node`: distinguishes the Celery nodes of one machine, which may have different toolchains.
+    """
+    machine = worker or socket.gethostname()
+    return (f"{machine}/{device.id}" if device else worker or node or machine)[:255]
 
 
 @contextlib.contextmanager

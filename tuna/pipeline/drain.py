@@ -32,11 +32,12 @@ from tuna.pipeline.job_moves import Move
 from tuna.pipeline.job_rows import AttemptedRow, JobRow
 from tuna.pipeline.messages import Report, ReportKind
 from tuna.pipeline.release import release
+from tuna.pipeline.result_checks import ResultChecks, trials_asked
 from tuna.pipeline.results import Entry, ResultStream
 from tuna.pipeline.scope import libraries_of
 from tuna.pipeline.server_errors import ErrorKind
 from tuna.pipeline.states import check, done, is_open, running, waiting
-from tuna.pipeline.trials import reject_trials, sane, write_trials
+from tuna.pipeline.trials import reject_trials, write_trials
 from tuna.pipeline.winners import Fetched, Winners, best
 from tuna.vocabulary import IN_FLIGHT, Cause, Resource, State
 
@@ -61,8 +62,10 @@ class _Job(NamedTuple):
     attempt: int
     failures: int
     uncharged: int
+    avoid: str | None
     workload: str | None
     chunk: str | None
+    leased_at: str | None
 
 
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
@@ -132,12 +135,10 @@ class Drain:
     ) -> None:
         """`is_alone`: whether no live worker but those at this place does the same work (`HeartbeatBoard.is_alone`).
         `on_stored` gets the jobs of each transaction after its commit, unless this process is killed in between."""
-        self._engine = engine
-        self._stream = stream
+        self._engine, self._stream = engine, stream
         self._libraries: dict[int, Library] = {}  # by session
-        self._artifacts = artifacts
         self._missing: dict[int, str] = {}  # names of libraries that are not installed here, by session
-        self._winners = Winners(artifacts)
+        self._artifacts, self._winners = artifacts, Winners(artifacts)
         self._max_attempts = max_attempts
         self._is_alone, self._on_stored = is_alone, on_stored
         self.counts = DrainCounts()
@@ -259,6 +260,7 @@ class Drain:
         found = map(_Job._make, unpacked(connection, _JOBS, {"ids": ids}))
         jobs, now = {job.id: job for job in found}, utc_now()
         self._learn(connection, {job.session_id for job in jobs.values()})
+        checks = ResultChecks(now, trials_asked(connection, self._libraries, (result for result, _ in results)))
         accepted: dict[int, _Outcome] = {}
         others: dict[tuple[str, int], list[StepResult]] = defaultdict(list)  # of libraries that are not here
         for result, report in results:
@@ -269,12 +271,13 @@ class Drain:
             if job.session_id in self._missing:
                 others[report.chunk, job.session_id].append(result)
                 continue
-            accepted[job.id] = self._outcome(job, sane(result), report, now)
+            accepted[job.id] = self._outcome(job, checks.checked(job, result, report), report, now)
         if others:
             of_chunk = {report.chunk: report for _, report in results}
             dead_letters.keep(connection, self._for_others(connection, others, of_chunk))
         outcomes = list(accepted.values())
-        finals.write(connection, jobs, [o.result for o in outcomes if o.cause is None and o.result.step == FINALS])
+        of_finals = [o for o in outcomes if o.cause is None and o.result.step == FINALS]
+        finals.write(connection, jobs, [(o.result, o.report.member) for o in of_finals])
         write_trials(connection, [outcome.result for outcome in outcomes if outcome.result.step != FINALS])
         winners = [outcome for outcome in outcomes if self._is_measurement(jobs[outcome.result.job_id], outcome)]
         failures = self._winners.write(connection, jobs, [outcome.result for outcome in winners], fetched)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -56,7 +56,8 @@ def after_failure(
     if uncharged:
         policy = replace(policy, again=Again.ELSEWHERE, first_step=False, charged=False)
     elif policy.again is Again.CONFIRMED:
-        final = bool(job.failures) or alone(place)
+        confirmed = job.failures > 0 and job.avoid != place  # by another place than this
+        final = confirmed or alone(place)
         policy = replace(policy, again=Again.NEVER if final else Again.ELSEWHERE)
     steps = step_names(job.steps)
     step = _first(job, steps, library) if policy.first_step else job.step
@@ -74,6 +75,12 @@ def after_failure(
         now + timedelta(seconds=wait_s) if wait_s else None,
         place if policy.again is Again.ELSEWHERE and place else None,
     )
+
+
+def with_loss(job: AttemptedRow) -> dict[str, Any]:
+    """Columns of a job whose worker was lost while another job of its chunk was charged for that: it is never charged itself,
+    not even at the maximum, and still avoids the place where it failed."""
+    return {"uncharged": min(job.uncharged + 1, MAX_UNCHARGED), "cause": Cause.WORKER_LOST.value}
 
 
 def _first(job: AttemptedRow, steps: tuple[str, ...], library: Library) -> str:

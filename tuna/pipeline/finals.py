@@ -18,17 +18,30 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.models import FindDb, Job, Solver, Trial
-from tuna.db.types import from_epoch, utc_now
+from tuna.db.models import StepResult as Attempt
+from tuna.db.types import from_epoch, timed, utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import BASELINE, FINALS, Library
+from tuna.libraries.base import FINALS, Library
 from tuna.libraries.items import StepResult
 from tuna.pipeline import rounds
 from tuna.pipeline.job_rows import JobRow
-from tuna.vocabulary import IN_FLIGHT, Resource, State
+from tuna.vocabulary import BASELINE, IN_FLIGHT, Resource, State
 
 #: Rivals have a time within this factor of the config's best, and there are this many at most: the fastest.
 CLOSE = 1.3
 MOST = 6
+
+
+#: The process whose time a row of find_db has: that of the latest good attempt of the job. By the unique index of step_result.
+_MEASURED_BY = (
+    sa.select(Attempt.worker)
+    .where(Attempt.job_id == FindDb.measured_by(), Attempt.ok)
+    .order_by(Attempt.id.desc())
+    .limit(1)
+    .correlate(FindDb)
+    .scalar_subquery()
+    .label("worker")
+)
 
 
 def load(connection: sa.Connection, session_id: int, library: Library, configs: Collection[int] | None = None) -> int:
@@ -74,20 +87,23 @@ def rivals(
     return found
 
 
-def write(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[StepResult]) -> None:
-    """Store the times of finals in the results of the solvers and in their trials.
+def write(connection: sa.Connection, jobs: Mapping[int, JobRow], results: Sequence[tuple[StepResult, str]]) -> None:
+    """Store the times of finals, each with the member that measured them (empty: an own worker), in the results of the solvers
+    and in their trials.
 
-    What a result names of another config than its job's, or is another candidate by now, is left as it is.
+    What a result names of another config than its job's, or is another candidate by now, is left as it is; by a member, what
+    others measured too.
     """
-    for result in results:
+    for result, member in results:
         job = jobs[result.job_id]
         measured = {trial.index: trial for trial in result.trials}
-        query = sa.select(FindDb.id, FindDb.job_id, FindDb.trial_number, FindDb.params).where(
-            FindDb.session_id == job.session_id, FindDb.config_id == job.config_id
-        )
+        columns = (FindDb.id, FindDb.job_id, FindDb.trial_number, FindDb.params, _MEASURED_BY)
+        query = sa.select(*columns).where(FindDb.session_id == job.session_id, FindDb.config_id == job.config_id)
         for row in connection.execute(query).all():
             trial = measured.get(row.id)  # not by what the worker names, which may be any number of ids
             if trial is None or trial.params != row.params:
+                continue
+            if member and (row.worker or "").rpartition(":")[0] != member:
                 continue
             values: dict[str, Any] = {"final_job_id": job.id, "updated_at": utc_now()}
             if trial.cause is not None or trial.time_ms is None:
@@ -127,7 +143,7 @@ def _close(
         .join(Solver, Solver.id == FindDb.solver_id)
         .join(Job, Job.id == FindDb.job_id)
         .join(Trial, sa.and_(Trial.job_id == FindDb.job_id, Trial.number == FindDb.trial_number))
-        .where(FindDb.session_id == session_id, FindDb.time_ms > 0, Solver.algorithm != BASELINE)
+        .where(FindDb.session_id == session_id, timed(FindDb.time_ms), Solver.algorithm != BASELINE)
         .order_by(FindDb.config_id, FindDb.time_ms, FindDb.id)
     )
     if configs is not None:

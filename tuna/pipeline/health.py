@@ -6,6 +6,7 @@ time, and until an examination finds nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import tempfile
@@ -17,11 +18,12 @@ from typing import NamedTuple
 
 import structlog
 
-from tuna.errors import LibraryMissing
+from tuna.errors import LibraryMissing, StorageFull, StoreUnavailable
 from tuna.libraries.base import Library
-from tuna.libraries.context import DeviceHandle
-from tuna.libraries.items import StepResult, tail
-from tuna.sandbox.processes import ChildNotStarted
+from tuna.libraries.context import DeviceHandle, RunContext
+from tuna.libraries.items import StepResult, WorkItem, tail
+from tuna.libraries.retries import Again
+from tuna.sandbox.processes import ChildCancelled, ChildNotStarted
 from tuna.vocabulary import Cause
 
 log = structlog.get_logger(__name__)
@@ -30,6 +32,12 @@ log = structlog.get_logger(__name__)
 PROBE_S = 60.0
 #: Different jobs that fail in a row here while others succeed elsewhere.
 IN_A_ROW = 3
+#: Failures in a row after which the device is to repeat what it did before, if no other worker is there to compare with; each
+#: time that it does, the failures are the jobs' own, and it is asked again after twice as many.
+_REPEAT_AFTER = 3
+_FINAL = (Again.NEVER, Again.CONFIRMED)
+#: Time that this has; an item is repeated that took half of it at most.
+REPEAT_S = 120.0
 #: Successes in a row after which wrong answers are forgotten.
 TRUSTED = 20
 #: How long the first time to wait for news of those others.
@@ -48,11 +56,22 @@ _WORDS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 _OF_THE_JOB = frozenset({Cause.ARTIFACT_LOST, Cause.NOT_APPLICABLE})
 
 
+#: See `Health.judge`.
+Repeats = Callable[[], bool | None]
+_FAILS_AGAIN = "jobs fail here in a row, and so does one that had succeeded on this device"
+
+
 class Fault(NamedTuple):
     """Why this worker is unfit."""
 
     cause: Cause  #: `device_lost` or `infra`
     text: str
+
+    def charged_to_worker(self, result: StepResult) -> StepResult:
+        """The result as a failure of this worker's; what it measured does not count."""
+        text = f"{result.output_tail}\n{self.text}".strip()
+        facts = {"ok": False, "cause": self.cause, "uncharged": True, "trials": (), "output_tail": tail(text)}
+        return result.model_copy(update=facts)
 
 
 class Unfit(Exception):
@@ -88,6 +107,8 @@ class Health:
         #: Those with a wrong answer, which one success does not outweigh.
         self._wrong: set[int] = set()
         self._successes = 0  # in a row
+        self._charged = 0  # failures since a success
+        self._repeat_at = _REPEAT_AFTER
         self.fault: Fault | None = None  #: while the worker takes nothing
 
     @property
@@ -114,14 +135,20 @@ class Health:
         return Fault(Cause.DEVICE_LOST, f"{self._device.id if self._device else ''}: {words}") if words else None
 
     def judge(
-        self, result: StepResult, library: Library, succeeds_elsewhere: Callable[[], bool | None]
+        self,
+        result: StepResult,
+        library: Library,
+        succeeds_elsewhere: Callable[[], bool | None],
+        repeats: Repeats = lambda: None,
     ) -> Fault | None:
         """Why the failure in `result` is this worker's; None for one that is the job's, and for success.
 
-        `succeeds_elsewhere`: whether the same work does; None while there is no news of others.
+        `succeeds_elsewhere`: whether the same work does; None while there is no news of others. `repeats`: whether the device
+        does again what it did before; None while it has done nothing.
         """
         if result.ok:
             self._failed.clear()
+            self._charged, self._repeat_at = 0, _REPEAT_AFTER
             self._successes += 1
             if self._successes >= TRUSTED:
                 self._wrong.clear()
@@ -142,10 +169,18 @@ class Health:
         if result.cause is Cause.WRONG_RESULT:
             self._wrong.add(result.job_id)
         count = max(len(self._failed), len(self._wrong))
-        if count < IN_A_ROW or not self._elsewhere(succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
-            return None
         cause = Cause.DEVICE_LOST if self._device else Cause.INFRA
-        return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
+        if count >= IN_A_ROW and self._elsewhere(succeeds_elsewhere, NEWS_S if count == IN_A_ROW else 0.0):
+            return Fault(cause, f"{count} different jobs failed here, and others succeed elsewhere")
+        self._charged += 1
+        # A final failure is confirmed by another worker, where there is one.
+        final = library.retry(result.cause or Cause.INFRA).again in _FINAL and succeeds_elsewhere() is False
+        if self._charged < self._repeat_at and not final:
+            return None
+        if repeats() is False:
+            return Fault(cause, _FAILS_AGAIN)
+        self._repeat_at = max(self._repeat_at, 2 * self._charged)
+        return None
 
     def _lack_of_room(self) -> Fault | None:
         for folder in self._folders:
@@ -172,8 +207,11 @@ class Health:
                 return Fault(Cause.INFRA, f"{type(one).__name__}: {one}")
         return self.examine(library)
 
-    def stay_aside(self, fault: Fault, library: Library, limit_s: float) -> None:
-        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it does not by then."""
+    def stay_aside(self, fault: Fault, library: Library, limit_s: float, repeats: Repeats = lambda: None) -> None:
+        """Wait until an examination finds nothing, for `limit_s` at most; `fault` stays set if it does not by then.
+
+        `repeats`: see `judge`.
+        """
         if self.fault is None:
             library.close()  # children that are broken, or in the way of a repair
         self.fault = fault
@@ -189,6 +227,8 @@ class Health:
             except Exception as error:  # a hook of the user's, of which any may fail
                 log.error("repair failed", error=str(error))
             self.fault = self.examine(library)
+            if self.fault is None and repeats() is False:
+                self.fault = Fault(fault.cause, _FAILS_AGAIN)
             fault = self.fault or fault
         if self.fault is None:
             self._examined = True
@@ -198,6 +238,35 @@ class Health:
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0 and not self._ending():
             time.sleep(min(left_s, _TICK_S))
+
+
+def to_repeat(item: WorkItem, result: StepResult, seconds: float) -> WorkItem | None:
+    """The least of an item that succeeded in `seconds`: one of its good candidates, if it has some; None if that takes too long."""
+    if item.rivals:
+        return None
+    good = {trial.index for trial in result.trials if trial.cause is None}
+    candidates = tuple(candidate for candidate in item.candidates if candidate.index in good)[:1]
+    is_quick = seconds / max(1, len(item.candidates)) <= REPEAT_S / 2
+    return item.model_copy(update={"candidates": candidates}) if is_quick else None
+
+
+def does_again(library: Library, item: WorkItem, context: RunContext) -> bool | None:
+    """True if an item that succeeded succeeds again; None if that is not known: it was canceled, or its artifact is gone."""
+    until = time.monotonic() + REPEAT_S
+    in_time = dataclasses.replace(context, cancelled=lambda: context.cancelled() or time.monotonic() >= until)
+    try:
+        results = list(library.run(library.step(item.step), [item], in_time))
+    except (StorageFull, StoreUnavailable):
+        return None
+    except ChildCancelled:
+        return None if context.cancelled() else False
+    except Exception as error:  # the library's own code, which has done this before
+        log.warning("library failed to repeat an item", job=item.job_id, error=str(error))
+        return False
+    found = next((result for result in results if result.job_id == item.job_id), None)
+    if found is not None and found.cause in _OF_THE_JOB:
+        return None
+    return found is not None and found.ok
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -18,6 +18,8 @@ import sqlalchemy as sa
 
 from tuna.db.batches import parts
 from tuna.db.models import Job, Trial
+from tuna.files import gunzip
+from tuna.libraries.results import is_time
 from tuna.pipeline.job_rows import ClaimRow
 
 
@@ -51,7 +53,7 @@ def block(trials: Sequence[Any], *, measured: bool) -> bytes:
     """Rows of `trial` with `params`, and with `time_ms` and `cause` if they are `measured`."""
     lines = (
         json.dumps(
-            {"params": row.params, **({"time_ms": row.time_ms, "cause": row.cause} if measured else {})},
+            {"params": row.params, **({"time_ms": _time_ms(row), "cause": row.cause} if measured else {})},
             separators=(",", ":"),
         )
         for row in trials
@@ -59,9 +61,15 @@ def block(trials: Sequence[Any], *, measured: bool) -> bytes:
     return gzip.compress("\n".join(lines).encode(), mtime=0)
 
 
+def _time_ms(row: Any) -> float | None:
+    """The time of a row of `trial`; None for one that an older version took in and that no run can have taken."""
+    time_ms: float | None = row.time_ms
+    return time_ms if is_time(time_ms) else None
+
+
 def read(blocks: Sequence[bytes]) -> list[list[dict[str, Any]]]:
     """The trials of blocks."""
-    return [[json.loads(line) for line in gzip.decompress(block).splitlines()] for block in blocks]
+    return [[json.loads(line) for line in gunzip(block).splitlines()] for block in blocks]
 
 
 def _of_search(session_id: int, row: ClaimRow) -> list[Any]:

@@ -50,7 +50,7 @@ def write(connection: sa.Connection, moves: Iterable[Move]) -> None:
     groups: dict[tuple[NextState, Cause | None, str | None], list[int]] = defaultdict(list)
     for move in moves:
         check(State(move.job.state), move.after.state)
-        groups[move.after, move.cause, move.workload or move.job.workload].append(move.job.id)
+        groups[move.after, move.cause, move.job.workload or move.workload].append(move.job.id)
     for (after, cause, workload), ids in groups.items():
         values = {
             "ids": ids,

@@ -38,6 +38,8 @@ class AttemptedRow(Protocol):
     def failures(self) -> int: ...
     @property
     def uncharged(self) -> int: ...
+    @property
+    def avoid(self) -> str | None: ...  #: where it failed last, if it is to be tried elsewhere
 
 
 class JobRow(AttemptedRow, Protocol):

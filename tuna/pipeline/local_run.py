@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tuna.artifact_files import folder_url
 from tuna.artifacts import Artifacts
 from tuna.libraries.base import Library
 from tuna.libraries.context import RunContext
@@ -28,7 +29,7 @@ def run_steps(
     """
     results: list[StepResult] = []
     with tempfile.TemporaryDirectory(prefix="tuna-") as folder:
-        artifacts = Artifacts(Path(folder, "artifacts").as_uri(), Path(folder, "cache"))
+        artifacts = Artifacts(folder_url(Path(folder, "artifacts")), Path(folder, "cache"))
         if body is not None:
             artifacts.put(body)
         for name in library.path_to(library.step(last).name):

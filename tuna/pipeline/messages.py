@@ -11,6 +11,8 @@ from tuna.libraries.items import WIRE_VERSION, StepResult, WorkItem
 from tuna.sentences import one_line
 from tuna.vocabulary import Cause
 
+#: Results of one report, at most.
+_MOST_RESULTS = 1 << 16
 #: Characters of the texts that Celery's events have of a chunk.
 _SHOWN_CHARS = 300
 
@@ -56,8 +58,9 @@ class Report(_Message):
     kind: ReportKind
     chunk: str
     worker: Annotated[str, Field(max_length=255)]
-    place: Annotated[str, Field(max_length=255)] = ""  #: its machine and device, which may be at fault for a failure
-    results: tuple[StepResult, ...] = Field(default=())
+    place: Annotated[str, Field(max_length=255)] = ""  #: its device or Celery node, which may be at fault for a failure
+    member: Annotated[str, Field(max_length=255)] = ""  #: whose it is, by where it lay; empty: an own worker's
+    results: Annotated[tuple[StepResult, ...], Field(max_length=_MOST_RESULTS)] = ()
     reason: str = ""  #: why a chunk was returned
 
     def to_json(self) -> bytes:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tuna.db.models import Job, ModelConfig, Trial
 from tuna.db.searches import are_rounds
-from tuna.db.types import utc_now
+from tuna.db.types import timed, utc_now
 from tuna.libraries.base import Step
 from tuna.pipeline.policies import OpenStep, Progress
 from tuna.pipeline.serving import SessionWork
@@ -51,7 +51,7 @@ def goes_on(work: SessionWork) -> sa.ColumnElement[bool]:
 def progress(connection: sa.Connection, work: SessionWork) -> dict[Search, Progress]:
     """The progress of each search, by the trials of its rounds that are complete."""
     found = weights(connection, work.session_id) if work.library.search else {}
-    good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None))
+    good = sa.and_(Trial.job_id == Job.id, Trial.cause.is_(None), timed(Trial.time_ms))
     query = (
         sa.select(
             *(Job.config_id, Job.solver_id, Job.steps, Job.round, Job.state, Job.step),

@@ -23,6 +23,7 @@ from tuna.pipeline.aside import Aside
 from tuna.pipeline.chunk_size import ChunkSizer
 from tuna.pipeline.claim import ClaimedChunk, claim
 from tuna.pipeline.empty_steps import EmptySteps
+from tuna.pipeline.health import REPEAT_S
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.messages import Chunk, summary, task_message, title
 from tuna.pipeline.policies import OpenStep, Policy, Share, Snapshot
@@ -51,9 +52,10 @@ def is_nearly_full(client: redis.Redis) -> bool:
 
 
 def _time_limit_s(work: SessionWork, step: Step, chunk: ClaimedChunk) -> int:
-    """Celery's hard limit of a chunk."""
+    """Celery's hard limit of a chunk; a device may have to repeat an item after a failure."""
     limit_s = sum(work.library.time_limit_s(step, item) for item in chunk.items)
-    return math.ceil(limit_s + DEVICE_WAIT_S) + 30
+    again_s = REPEAT_S if step.resource is Resource.DEVICE else 0.0
+    return math.ceil(limit_s + DEVICE_WAIT_S + again_s) + 30
 
 
 def _jobs_of(work: SessionWork, step: OpenStep, *, chooses: bool) -> sa.ColumnElement[bool] | None:

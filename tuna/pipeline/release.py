@@ -11,7 +11,7 @@ from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Job, StepResult
 from tuna.db.types import utc_now
-from tuna.pipeline.failures import after_bug, after_failure
+from tuna.pipeline.failures import after_bug, after_failure, with_loss
 from tuna.pipeline.job_rows import LeasedRow
 from tuna.pipeline.scope import scopes_of
 from tuna.pipeline.states import check, resource_in, waiting
@@ -41,8 +41,9 @@ def release(
 ) -> int:
     """Make the unfinished jobs of `chunks` claimable again; returns how many.
 
-    When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; all of
-    them are isolated in chunks of one from now on, so that a job which kills its worker is identified and errored.
+    When their worker was lost, its first unfinished job has failed, and its library's policy says what follows; it is alone in
+    its chunk until it succeeds. The others, uncharged, are from now on in smaller chunks, which `claim` makes of them: so a
+    job which kills its worker is soon identified and errored, and a worker that was killed makes few chunks more.
     When their message was lost, all of them have failed, uncharged, of which the first one tells. Failed jobs whose library
     is not installed here stay as they are.
     """
@@ -66,7 +67,7 @@ def release(
             first = row.chunk not in seen
             seen.add(row.chunk)
             values: dict[str, Any] = {"chunk": None, "leased_at": None, "updated_at": now}
-            if worker_lost:
+            if worker_lost and first:
                 values |= {"isolate": True}
             if cause and (first or message_lost):
                 library = scopes[row.session_id].library
@@ -84,6 +85,8 @@ def release(
                 if first or new is State.ERRORED:
                     connection.execute(sa.insert(StepResult).values(_lost(row, cause, told)))
             else:
+                if cause:
+                    values |= with_loss(row)
                 new = waiting(row.step, step_names(row.steps), resource_in(State(row.state)))
             values |= {"state": check(State(row.state), new).value}
             connection.execute(sa.update(Job).where(Job.id == row.id).values(values))

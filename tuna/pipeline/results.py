@@ -48,7 +48,7 @@ class ResultStream:
         self._client = client
         self._key = key
         self._consumer = consumer
-        self.open()
+        self._is_open = False
 
     def open(self) -> None:
         """Make the consumer group; it is gone after Redis was wiped."""
@@ -58,9 +58,16 @@ class ResultStream:
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+        self._is_open = True
+
+    def _open_once(self) -> None:
+        """Make the group before the first read, which is retried in an outage, and not in the constructor."""
+        if not self._is_open:
+            self.open()
 
     def read(self, count: int, block_ms: int | None) -> list[Entry]:
         """New entries, waiting up to `block_ms` for the first (None: not at all)."""
+        self._open_once()
         try:
             answer = self._client.xreadgroup(
                 GROUP, self._consumer, {self._key: ">"}, count=count, block=block_ms if block_ms else None
@@ -74,6 +81,7 @@ class ResultStream:
 
     def take_over(self, count: int) -> list[Entry]:
         """Entries that are pending in a drain that died."""
+        self._open_once()
         try:
             answer = cast(Any, self._client.xautoclaim(self._key, GROUP, self._consumer, _ABANDONED_MS, count=count))
         except redis.ResponseError as error:
@@ -96,7 +104,9 @@ class ResultStream:
         """Id of the newest entry there has ever been; `0-0` when there was none."""
         try:
             return redis_client.text(cast(Any, self._client.xinfo_stream(self._key))["last-generated-id"])
-        except redis.ResponseError:
+        except redis.ResponseError as error:
+            if redis_client.is_outage(error):  # not that there is no stream
+                raise
             return "0-0"
 
     def drained_up_to(self, entry_id: str) -> bool:

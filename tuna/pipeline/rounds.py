@@ -25,6 +25,7 @@ from tuna.db.searches import are_rounds
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
 from tuna.libraries.base import Found, Library
+from tuna.libraries.results import is_time
 from tuna.pipeline import served_time
 from tuna.pipeline.job_rows import AttemptedRow
 from tuna.pipeline.states import check, is_open
@@ -301,7 +302,7 @@ def _found(connection: sa.Connection, search: _Search) -> Found:
         .where(Trial.job_id.in_(ids))
         .order_by(Job.round, Trial.number)
     )
-    times = [row.time_ms if row.cause is None else None for row in connection.execute(trials)]
+    times = [row.time_ms if row.cause is None and is_time(row.time_ms) else None for row in connection.execute(trials)]
     took = (
         sa.select(sa.func.min(StepResult.started_at), sa.func.max(StepResult.ended_at))
         .join(Job, Job.id == StepResult.job_id)

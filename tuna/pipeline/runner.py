@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ import structlog
 from tuna import redis_client
 from tuna.errors import StorageFull, StoreUnavailable
 from tuna.libraries.base import Library, Step
-from tuna.libraries.context import DeviceHandle, RunContext
-from tuna.libraries.items import StepResult, result_of, tail
+from tuna.libraries.context import ArtifactStore, RunContext
+from tuna.libraries.items import StepResult, WorkItem, result_of, tail
 from tuna.membership.heartbeat import HeartbeatBoard, HeartbeatSender, WorkerStatus
-from tuna.pipeline.devices import measuring_on
-from tuna.pipeline.health import Fault, Health, Unfit
+from tuna.pipeline.devices import measuring_on, place_of
+from tuna.pipeline.health import Fault, Health, Unfit, does_again, to_repeat
 from tuna.pipeline.leases import Leases, WorkerLeases, new_id
 from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk, Report, ReportKind
@@ -46,6 +46,8 @@ _REFUSALS = 3
 _FLUSH_S = 0.2
 #: Pause before a chunk is returned because of a fault of the worker, so that others can take it first.
 _BACKOFF_S = 2.0
+#: How long an outage of Redis is retried, as in coordinators.
+_OUTAGE_S = 600.0
 #: Timeout of the device lock, after which the chunk is returned. Celery's hard limit allows for it.
 DEVICE_WAIT_S = 60.0
 _WORKER_FAULTS = (StorageFull, StoreUnavailable, DeviceBusy)
@@ -103,18 +105,21 @@ class Runner:
         announcer: HeartbeatSender | None = None,
         health: Health | None = None,
         member: Member | None = None,
+        node: str = "",
     ) -> None:
         """`worker`: the name under which it is known, by default this machine's; `announcer` publishes the current jobs;
-        `member`: what it uses instead of the leases and artifacts of own workers, if it joined with a token."""
+        `member`: what it uses instead of the leases and artifacts of own workers, if it joined with a token; `node`: see
+        `devices.place_of`."""
         self._client = client
         self._lease_s = lease_s
         self._context = context
         self._worker = f"{worker or socket.gethostname()}:{os.getpid()}"
-        self.place = place_of(worker, context.device)
+        self.place = place_of(worker, context.device, node)
         self._health = health or Health([context.scratch], context.device)
         self._announcer = announcer
         self._member = member
         self._declined: Counter[tuple[str, int, str]] = Counter()  # (namespace, job, step) that failed here
+        self._repeatable: tuple[WorkItem, ArtifactStore] | None = None  #: the latest that succeeded on the device
 
     def run(self, chunk: Chunk, library: Library, refusal: str = "") -> str:
         """Run `chunk`, or return it because of `refusal`; returns the outcome in a word, such as `finished` or `stale`.
@@ -131,9 +136,28 @@ class Runner:
                 return "unfit"
 
     def _stay_aside(self, fault: Fault, library: Library, limit_s: float) -> None:
+        def repeats() -> bool | None:
+            with contextlib.suppress(*_WORKER_FAULTS), self._device(Resource.DEVICE, lambda: False):
+                return self._repeats(library)
+            return None
+
         self._feel(fault)
-        self._health.stay_aside(fault, library, limit_s)
+        self._health.stay_aside(fault, library, limit_s, repeats)
         self._feel(self._health.fault)
+
+    def _repeats(self, library: Library, cancelled: Callable[[], bool] = lambda: False) -> bool | None:
+        """Whether the device does again what it did before; None if it has done nothing, or that is not known."""
+        if self._repeatable is None:
+            return None
+        item, artifacts = self._repeatable
+        with _scratch_in(self._context.scratch) as scratch:
+            context = dataclasses.replace(
+                self._context, artifacts=artifacts, scratch=scratch, lasting=self._context.scratch, cancelled=cancelled
+            )
+            again = does_again(library, item, context)
+        if again is None:
+            self._repeatable = None
+        return again
 
     def _feel(self, fault: Fault | None) -> None:
         if self._announcer:
@@ -142,7 +166,9 @@ class Runner:
     def _run(self, chunk: Chunk, library: Library, refusal: str) -> str:
         leases = self._member.leases if self._member else Leases(self._client, chunk.namespace, self._lease_s)
         token = f"{self._worker}/{new_id()}"
-        if not leases.take(chunk.id, token, self._report(ReportKind.STARTED, chunk)):
+        try:
+            self._send(leases.take, chunk, token, ReportKind.STARTED, [])
+        except LeaseLost:
             return "stale"
         step = library.step(chunk.step)
         if self._announcer:
@@ -177,7 +203,7 @@ class Runner:
         buffer: list[StepResult] = []
         flushed_at = time.monotonic()
         try:
-            with self._device(step, heartbeat), contextlib.ExitStack() as stack:
+            with self._device(step.resource, lambda: heartbeat.lost), contextlib.ExitStack() as stack:
                 self._health.require(library)
                 scratch = stack.enter_context(_scratch_in(self._context.scratch))
                 context = dataclasses.replace(
@@ -230,14 +256,35 @@ class Runner:
         fits = functools.partial(self._succeeds_elsewhere, chunk)
         fault = "the library gave no result"
         started_at = time.time()
+        results: Iterator[StepResult] = iter(())
+        is_stopped = True
+
+        def repeats() -> bool | None:
+            nonlocal is_stopped
+            if self._repeatable is None:
+                return None
+            is_stopped = True
+            if isinstance(results, Generator):
+                results.close()  # a library does one thing at a time; it goes on with the rest
+            return self._repeats(library, context.cancelled)
+
         try:
-            for result in library.run(step, chunk.items, context):
-                if open_items.pop(result.job_id, None) is None:
-                    continue
-                found = self._health.judge(result, library, fits)
-                yield _uncharged(result, found) if found else result
-                if found:
-                    raise Unfit(found)
+            while is_stopped and open_items:
+                is_stopped, results = False, library.run(step, tuple(open_items.values()), context)
+                began_at = time.monotonic()
+                for result in results:
+                    if (item := open_items.pop(result.job_id, None)) is None:
+                        continue
+                    found = self._health.judge(result, library, fits, repeats)
+                    seconds = time.monotonic() - began_at
+                    if result.ok and context.device and (again := to_repeat(item, result, seconds)):
+                        self._repeatable = again, context.artifacts
+                    began_at += seconds
+                    yield found.charged_to_worker(result) if found else result
+                    if found:
+                        raise Unfit(found)
+                    if is_stopped:
+                        break
         except (Unfit, *_WORKER_FAULTS):
             raise
         except ChildCancelled:
@@ -257,12 +304,12 @@ class Runner:
                 started_at=started_at,
                 ended_at=time.time(),
             )
-            found = found or self._health.judge(failed, library, fits)
-            yield _uncharged(failed, found) if found else failed
+            found = found or self._health.judge(failed, library, fits, repeats)
+            yield found.charged_to_worker(failed) if found else failed
             if found:
                 raise Unfit(found)
 
-    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=60.0, wait_max=2.0)
+    @stamina.retry(on=redis_client.is_passing, attempts=None, timeout=_OUTAGE_S, wait_max=2.0)
     def _send(
         self,
         send: Callable[[str, str, str], bool],
@@ -281,13 +328,13 @@ class Runner:
         ).model_dump_json(exclude_defaults=True)
 
     @contextlib.contextmanager
-    def _device(self, step: Step, heartbeat: _Heartbeat) -> Iterator[None]:
+    def _device(self, resource: Resource, cancelled: Callable[[], bool]) -> Iterator[None]:
         """A device measures for one worker at a time, whatever the number of workers on this machine, and builds make way."""
         device = self._context.device
-        if step.resource is not Resource.DEVICE or device is None:
+        if resource is not Resource.DEVICE or device is None:
             yield
             return
-        with measuring_on(device, DEVICE_WAIT_S, lambda: heartbeat.lost):
+        with measuring_on(device, DEVICE_WAIT_S, cancelled):
             yield
 
     def _should_decline(self, chunk: Chunk) -> bool:
@@ -338,18 +385,6 @@ def _scratch_in(parent: Path) -> Iterator[Path]:
         raise StorageFull(f"The scratch folder {parent} cannot be written: {error.strerror}.") from error
     with folder as path:
         yield Path(path)
-
-
-def place_of(worker: str, device: DeviceHandle | None) -> str:
-    """A machine, or a device of it: what may be at fault for failures of all workers there."""
-    return ((worker or socket.gethostname()) + (f"/{device.id}" if device else ""))[:255]
-
-
-def _uncharged(result: StepResult, fault: Fault) -> StepResult:
-    """The result as a failure of this worker's; what it measured does not count."""
-    text = f"{result.output_tail}\n{fault.text}".strip()
-    facts = {"ok": False, "cause": fault.cause, "uncharged": True, "trials": (), "output_tail": tail(text)}
-    return result.model_copy(update=facts)
 
 
 def _log_fields(chunk: Chunk) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tuna.configs.likeness import likeness
 from tuna.db import models
 from tuna.db.batches import parts
 from tuna.db.models import Environment, FindDb, Job, Kernel, SearchSibling, Session, Trial
+from tuna.db.types import timed
 from tuna.db.upsert import upsert
 from tuna.libraries.items import Sibling
 from tuna.pipeline import history
@@ -192,7 +193,7 @@ def _ended(connection: sa.Connection, row: ClaimRow, which: Sequence[sa.ColumnEl
         # Index ix_job_solver_id, backwards.
         .where(Job.solver_id == row.solver_id, Job.steps == row.steps, Job.round == 0, Job.part == 0)
         .where(Job.stopped.is_not(None))
-        .where(FindDb.time_ms > 0, FindDb.simulated.is_(False), *which)
+        .where(timed(FindDb.time_ms), FindDb.simulated.is_(False), *which)
         .order_by(Job.id.desc())
         .limit(_LATEST)
     )
@@ -211,14 +212,14 @@ def _trials(connection: sa.Connection, search: _Search) -> list[Any]:
     same = (Job.session_id == search.session_id, Job.config_id == search.config_id, Job.solver_id == search.solver_id)
     query = sa.select(Trial.id).join(Job, Job.id == Trial.job_id).where(*same, Job.steps == search.steps)
     known = query.where(Trial.params.is_not(None))
-    good = known.where(Trial.cause.is_(None), Trial.time_ms > 0).order_by(Trial.time_ms, Trial.id)
-    timed = list(connection.execute(good).scalars())
-    if len(timed) < _FEWEST:
+    good = known.where(Trial.cause.is_(None), timed(Trial.time_ms)).order_by(Trial.time_ms, Trial.id)
+    fastest = list(connection.execute(good).scalars())
+    if len(fastest) < _FEWEST:
         return []
-    slower = timed[_FASTEST:]
+    slower = fastest[_FASTEST:]
     spread = slower[:: max(1, math.ceil(len(slower) / _SPREAD))]
     failed = known.where(Trial.cause.is_not(None)).order_by(Trial.id).limit(_FAILED)
-    ids = [*timed[:_FASTEST], *spread, *connection.execute(failed).scalars()]
+    ids = [*fastest[:_FASTEST], *spread, *connection.execute(failed).scalars()]
     columns = (Trial.params, Trial.time_ms, Trial.cause)
     return list(connection.execute(sa.select(*columns).where(Trial.id.in_(ids)).order_by(Trial.id)))
 

@@ -8,10 +8,9 @@ import sqlalchemy as sa
 
 from tuna.db.models import FindDb, Golden, GoldenEntry, Job, Session, Solver
 from tuna.db.searches import MET
-from tuna.db.types import utc_now
-from tuna.libraries.base import BASELINE
+from tuna.db.types import timed, utc_now
 from tuna.pipeline.states import check
-from tuna.vocabulary import GoldenState, State
+from tuna.vocabulary import BASELINE, GoldenState, State
 
 
 def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping[int, str]:
@@ -27,7 +26,8 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
         .join(Session, Session.id == FindDb.session_id)
         .join(Solver, Solver.id == FindDb.solver_id)
         .where(Session.environment_id == mine, FindDb.session_id != session_id, FindDb.config_id.in_(wanted))
-        .where(FindDb.time_ms <= target_ms, FindDb.simulated.is_(False), FindDb.noisy.is_(False))
+        .where(timed(FindDb.time_ms), FindDb.time_ms <= target_ms)
+        .where(FindDb.simulated.is_(False), FindDb.noisy.is_(False))
         .where(Solver.algorithm != BASELINE)
     )
     releases = (
@@ -35,9 +35,8 @@ def end(connection: sa.Connection, session_id: int, target_ms: float) -> Mapping
         .join(Golden, Golden.id == GoldenEntry.golden_id)
         .join(Solver, Solver.id == GoldenEntry.solver_id)
         .where(GoldenEntry.environment_id == mine, GoldenEntry.config_id.in_(wanted))
-        .where(
-            GoldenEntry.time_ms <= target_ms, GoldenEntry.noisy.is_(False), Golden.state == GoldenState.PROMOTED.value
-        )
+        .where(timed(GoldenEntry.time_ms), GoldenEntry.time_ms <= target_ms)
+        .where(GoldenEntry.noisy.is_(False), Golden.state == GoldenState.PROMOTED.value)
         .where(Solver.algorithm != BASELINE)
     )
     best: dict[int, tuple[float, str]] = {}

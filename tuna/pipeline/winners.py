@@ -19,6 +19,7 @@ from tuna.db.upsert import upsert
 from tuna.errors import StorageFull
 from tuna.libraries.items import CodeObject, StepResult, Trial
 from tuna.libraries.repeats import CLOSE
+from tuna.libraries.results import is_time
 from tuna.pipeline.job_rows import JobRow
 from tuna.vocabulary import Cause
 
@@ -59,7 +60,7 @@ class Fetched:
         return _Built(
             trial.params if trial.params is not None else built.params,
             trial.artifact or built.artifact,
-            result.workload or built.workload,
+            built.workload or result.workload,
         )
 
 
@@ -136,7 +137,7 @@ class Winners:
             found = _Known(job.id, job.steps, fastest.index, result.step, *facts)
             if key in known and not found.replaces(known[key]):
                 continue
-            workload = result.workload or job.workload
+            workload = job.workload or result.workload
             code = result.kernels
             if code is None:
                 code = (CodeObject(artifact=built.artifact),) if built.artifact else ()
@@ -159,7 +160,7 @@ class Winners:
                 "workspace_bytes": result.workspace_bytes,
                 "params": built.params or "",
                 "algorithm": result.algorithm,
-                "problem_key": result.problem_key or None,
+                "problem_key": None,
                 "trial_number": fastest.index,
                 "final_job_id": None,
                 "source": None,
@@ -221,7 +222,11 @@ class _Known(NamedTuple):
         candidate replaces the earlier time, and what a later step of a job finds replaces what an earlier one did. Between
         rounds of a search, whose candidates differ much, noise decides only where the times are close.
         """
-        if stored.time_ms is None or (self.job_id == stored.job_id and self.step != stored.step):
+        if (
+            stored.time_ms is None
+            or not is_time(stored.time_ms)
+            or (self.job_id == stored.job_id and self.step != stored.step)
+        ):
             return True
         far = max(self.time_ms or 0.0, stored.time_ms) > CLOSE * min(self.time_ms or 0.0, stored.time_ms)
         in_rounds = self.job_id != stored.job_id and self.steps == stored.steps

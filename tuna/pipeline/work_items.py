@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tuna.db.batches import parts
 from tuna.db.jobs import step_names
 from tuna.db.models import Config, FindDb, Solver, Trial
+from tuna.db.types import timed
 from tuna.libraries.base import FINALS
 from tuna.libraries.items import Candidate, Rival, WorkItem
 from tuna.pipeline import finals, history, siblings
@@ -30,7 +31,10 @@ def _among(column: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
 _SOLVERS = sa.select(Solver.id, Solver.name).where(_among(Solver.id))
 _CONFIGS = sa.select(Config.id, Config.key, Config.json, Config.body).where(_among(Config.id))
 _BEST = sa.select(FindDb.config_id, FindDb.solver_id, FindDb.time_ms).where(
-    FindDb.session_id == sa.bindparam("of_session"), _among(FindDb.config_id), FindDb.job_id.is_not(None)
+    FindDb.session_id == sa.bindparam("of_session"),
+    _among(FindDb.config_id),
+    FindDb.job_id.is_not(None),
+    timed(FindDb.time_ms),
 )
 
 

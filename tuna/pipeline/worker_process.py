@@ -16,6 +16,7 @@ import redis
 import structlog
 from pydantic import ValidationError
 
+from tuna.artifact_files import folder_url
 from tuna.artifacts import Artifacts
 from tuna.errors import StoreUnavailable, TunaError
 from tuna.libraries.base import Library
@@ -24,11 +25,11 @@ from tuna.libraries.registry import get_library, names
 from tuna.membership.announcements import artifact_keys, namespaces, with_store
 from tuna.membership.heartbeat import Board, HeartbeatBoard, HeartbeatSender, WorkerStatus
 from tuna.pipeline.connection import connect
-from tuna.pipeline.devices import device_for
+from tuna.pipeline.devices import device_for, place_of
 from tuna.pipeline.health import Health
 from tuna.pipeline.member import Member
 from tuna.pipeline.messages import Chunk
-from tuna.pipeline.runner import Runner, place_of
+from tuna.pipeline.runner import Runner
 from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.queues import queue_name
 from tuna.sandbox.core_lending import BuildCores, offer
@@ -47,12 +48,15 @@ class WorkerProcess:
         served: ServedQueues | None = None,
         mend: Callable[[], None] = lambda: None,
         ending: Callable[[], bool] = lambda: False,
+        node_pid: int | None = None,
     ) -> None:
-        """`served`: what this machine can serve, as far as it was found before the fork; `mend`, `ending`: see `Health`."""
+        """`served`: what this machine can serve, as far as it was found before the fork; `mend`, `ending`: see `Health`;
+        `node_pid`: process of the Celery node, by default this one."""
         self._settings = settings
         self._served = served or ServedQueues()
         self._mend = mend
         self._ending = ending
+        self._node_pid = node_pid
         self._artifacts: dict[tuple[str, str | None], Artifacts] = {}
         self._runners: dict[tuple[str, str | None, str, bool], Runner] = {}
         self._devices: dict[str, DeviceHandle] = {}  # by library
@@ -98,7 +102,7 @@ class WorkerProcess:
             job_ids=(),
             started_at=time.time(),
             seen_at=time.time(),
-            place=place_of(settings.worker_name, self._served_device(queues)),
+            place=place_of(settings.worker_name, self._served_device(queues), self._node),
         )
 
         def boards() -> Sequence[Board]:
@@ -113,7 +117,7 @@ class WorkerProcess:
         for name in set(libraries).intersection(names()):
             for on_device in (False, True):
                 if self._served.queue_of(name, on_device=on_device) in queues:
-                    nothing = Artifacts(self._scratch.as_uri(), self._scratch)
+                    nothing = Artifacts(folder_url(self._scratch), self._scratch)
                     get_library(name).warm_up(self._context(get_library(name), on_device, nothing))
 
     def leave(self) -> None:
@@ -121,6 +125,11 @@ class WorkerProcess:
         self._offers.close()
         if self._sender:
             self._sender.stop()
+
+    @property
+    def _node(self) -> str:
+        """The Celery node among those of all machines."""
+        return f"{socket.gethostname()}:{self._node_pid or os.getpid()}"
 
     @functools.cached_property
     def _client(self) -> redis.Redis:
@@ -176,7 +185,14 @@ class WorkerProcess:
             context = self._context(library, on_device, self._store(chunk.namespace, artifacts_url))
             health = Health([settings.home, self._scratch], context.device, self._mend, self._ending)
             self._runners[key] = Runner(
-                self._client, settings.lease_s, context, settings.worker_name, self._sender, health, self._member
+                self._client,
+                settings.lease_s,
+                context,
+                settings.worker_name,
+                self._sender,
+                health,
+                self._member,
+                self._node,
             )
         return self._runners[key]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from tuna.errors import ServiceError
+from tuna.sandbox.processes import signal_name
 from tuna.sandbox.python import module_command
 from tuna.settings import get_settings
 from tuna.workers.lifetime import WITH_PARENT
@@ -56,11 +57,17 @@ class LocalWorkers:
         self._running.append((spec, log, process))
 
     def check(self) -> None:
-        """Raise ServiceError with the last log lines of a worker that has ended by itself."""
+        """Raise ServiceError with the reason of a worker that has ended: the signal, or else the end of its log."""
         for spec, log, process in self._running:
-            if process.poll() is not None:
-                words = log.read_text(errors="replace").strip().splitlines()[-2:]
-                raise ServiceError(f"The {spec.queue} worker ended. {' '.join(words)}", hint=f"see {log}")
+            code = process.poll()
+            if killed := signal_name(code):
+                hint = "the kernel does that where memory is short; " if killed == "SIGKILL" else ""
+                raise ServiceError(f"The {spec.queue} worker was killed ({killed}).", hint=f"{hint}see {log}")
+            if code is not None:
+                lines = log.read_text(errors="replace").rstrip().splitlines()[-2:]
+                last = lines if lines and lines[-1].startswith("  ") else lines[-1:]  # a sentence and its hint
+                words = " ".join(map(str.strip, last))
+                raise ServiceError(f"The {spec.queue} worker ended with exit code {code}: {words}", hint=f"see {log}")
 
     def stop(self, *, idle: bool, bound_s: float = 0.0) -> None:
         """Stop all: at once when they are known to be `idle`, else warmly, with `bound_s` for the current chunks.
@@ -98,7 +105,7 @@ def start_process(spec: WorkerSpec, output: IO[bytes] | None = None) -> subproce
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env={**os.environ, **spec.env, WITH_PARENT: "1"},
+        env={**os.environ, **spec.env, WITH_PARENT: str(os.getpid())},
         start_new_session=True,  # Ctrl-C reaches this process alone, which stops the worker
     )
 
@@ -114,7 +121,8 @@ def worker_command(spec: WorkerSpec) -> list[str]:
         "celery", "-A", APP, *quiet, "worker",
         "-Q", spec.queue, "-c", str(spec.processes), "-n", name,
         "--without-gossip", "--without-mingle", *events, "--loglevel", settings.log_level,
-        after=APP,  # Celery looks for the app in the working directory first
+        # Celery looks for the app in the working directory first, and importing it takes longer than some commands live.
+        before=f"from tuna.workers import lifetime; lifetime.end_with_starter(); import {APP}",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import signal
 
 from tuna.sandbox.parent import end_with_parent
 
-#: Set for workers that `tuna run` starts: they end with it, however it ends.
+#: The id of the process that started a worker, which ends with it, however it ends.
 WITH_PARENT = "TUNA_DIE_WITH_PARENT"
 #: Set for workers that shut down when their queues are empty.
 ONCE = "TUNA_LEAVE_WHEN_EMPTY"
@@ -19,11 +19,13 @@ LIBRARIES = "TUNA_WORKER_LIBRARIES"
 SESSION = "TUNA_WORKER_SESSION"
 
 
-def die_with_parent(role: str, *, always: bool = False) -> None:
-    """Ask the kernel to end this process when its parent ends: a worker gets SIGTERM (warm shutdown), a pool process SIGKILL.
+def end_with_starter(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this worker a signal when the command ends that started it, if one did; exit if it has ended."""
+    if starter := os.environ.get(WITH_PARENT):
+        end_with_parent(int(starter), number)
 
-    A worker does so only when its environment says that it was started by a `tuna run`. Linux only; elsewhere it does
-    nothing, and the expiry of its leases makes late results of such a process harmless.
-    """
-    if always or os.environ.get(WITH_PARENT):
-        end_with_parent(signal.SIGKILL if role == "pool" else signal.SIGTERM)
+
+def is_orphan() -> bool:
+    """True if the command that started this worker has ended."""
+    starter = os.environ.get(WITH_PARENT)
+    return bool(starter) and os.getppid() != int(starter or 0)

@@ -19,6 +19,7 @@ from tuna.errors import BadInput, LibraryMissing, ServiceError
 from tuna.sandbox import discovery, placement
 from tuna.sandbox.cores import available_cpus, eval_cpus
 from tuna.sandbox.discovery import Device, Kind
+from tuna.sandbox.processes import signal_name
 from tuna.settings import Settings, get_settings
 from tuna.workers.hooks import run_hook
 from tuna.workers.launch import WorkerSpec, start_process
@@ -57,6 +58,7 @@ def serve(
     logs.configure(settings.log_level, settings.log_format)
     on_boards = "TUNA_TVM_TRACKER" in variables
     check_options(queue, processes, devices, on_boards)
+    eval_cpus(settings)  # the first worker would refuse cores that are not there, and be started again
     common = {**variables, **({SESSION: session} if session else {}), **({ONCE: "1"} if once else {})}
     if on_boards:
         specs = [WorkerSpec(queue, name=f"board-{number}", env=common, waits=True) for number in range(processes)]
@@ -186,11 +188,12 @@ class Supervisor:
             if restarts.is_final(code, first=first) or self._stop.is_set():
                 return
             first = False
+            reason = signal_name(code) or f"exit code {code}"
             pause_s = restarts.pause_s(time.monotonic() - started_at)
             if pause_s is None:
-                log.error("worker given up: too many restarts", worker=spec.title, exit_code=code)
+                log.error("worker given up: too many restarts", worker=spec.title, reason=reason)
                 return
-            log.error("worker restarted", worker=spec.title, exit_code=code, pause_s=pause_s)
+            log.error("worker restarted", worker=spec.title, reason=reason, pause_s=pause_s)
             self._stop.wait(pause_s)
 
     def _live(self, spec: WorkerSpec) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
 from tuna.db.searches import Searches
-from tuna.errors import TunaError
+from tuna.errors import ServiceError, TunaError
 from tuna.libraries.base import Library
 from tuna.libraries.registry import get_library
-from tuna.pipeline import followers, rounds
+from tuna.pipeline import followers, rounds, server_errors
 from tuna.pipeline.aside import Aside
 from tuna.pipeline.connection import connect, ensure_services, make_celery
 from tuna.pipeline.coordinator import Coordinator
@@ -81,13 +81,15 @@ class Progress:
         return sum(count for state, count in self.rounds.items() if State(state) in _ENDED)
 
 
-def progress(connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str]) -> Progress:
-    """Progress of the session in `steps` (all when empty)."""
+def progress(
+    connection: sa.Connection, library: Library, session_id: int, steps: Sequence[str], tag: str | None = None
+) -> Progress:
+    """Progress of the session in `steps` (all when empty); with `tag` that of jobs whose layers carry it, without searches."""
     states: Counter[str] = Counter()
-    found = searches.read(connection, [session_id]).get(session_id, Searches())
+    found = Searches() if tag else searches.read(connection, [session_id]).get(session_id, Searches())
     unfinished = open_rounds = 0
     served = {step.name for step in library.served_with(steps)}
-    for (job_steps, state, step), count in jobs.by_steps(connection, session_id).items():
+    for (job_steps, state, step), count in jobs.by_steps(connection, session_id, tag).items():
         order = jobs.step_names(job_steps)
         is_round = order[0] == SEARCH
         if not is_round:
@@ -186,8 +188,23 @@ def run_sessions(
             watch.workers = stack.enter_context(
                 local_workers(settings.home / "logs", specs, settings.shutdown_s, on_wait)
             )
-        coordinator.run(lambda: watch.tick(coordinator.ahead, on_behind), watch.finished)
+        with _outage_in_a_sentence():
+            coordinator.run(lambda: watch.tick(coordinator.ahead, on_behind), watch.finished)
     return watch.now()
+
+
+@contextlib.contextmanager
+def _outage_in_a_sentence() -> Iterator[None]:
+    """Raise ServiceError in place of the error of a server that was unreachable for longer than the coordinator waits."""
+    try:
+        yield
+    except TunaError:
+        raise
+    except Exception as error:
+        if not server_errors.is_passing(error):
+            raise
+        sentence = f"Redis or the broker could not be used for ten minutes: {server_errors.words(error)}"
+        raise ServiceError(sentence, hint="the same command goes on from there; see `tuna doctor`") from error
 
 
 def _keep_what_is_done(coordinator: Coordinator) -> None:

@@ -1,4 +1,5 @@
-"""Shutdown of a worker: warm within a bound at the first signal, cold at the second, or when its queues are empty.
+"""Shutdown of a worker: warm within a bound at the first signal, or when its queues are empty; cold at the second signal, or when
+the command ended that started it.
 
 The bound is kept by the worker's parent process, because a pool process that is inside a library cannot be interrupted
 safely. It returns the chunks that its pool has not finished in time, uncharged; then it exits, and the
@@ -26,11 +27,14 @@ from tuna.pipeline.connection import connect, queue_depth
 from tuna.pipeline.member import leases_of
 from tuna.pipeline.messages import Chunk, Report, ReportKind
 from tuna.settings import Settings
+from tuna.workers import lifetime
 
 log = structlog.get_logger(__name__)
 
 #: Timeout of returning the chunks: if Redis is unreachable the leases expire instead.
 _RETURN_S = 2.0
+#: The same for a worker whose parent has ended, which ends within a second.
+_ORPHAN_RETURN_S = 0.5
 #: Number of successive polls without queued or current chunks after which a worker exits by itself.
 _IDLE_POLLS = 6
 #: The same for a member, which does not see the queues that a coordinator deals from.
@@ -67,7 +71,9 @@ class Shutdown:
             signal.signal(number, lambda *_: self.ask())
 
     def ask(self) -> None:
-        """Warm shutdown: take no new chunk and exit within the bound; a second call: exit now."""
+        """Warm shutdown: take no new chunk and exit within the bound; a second call, or the end of the parent: exit now."""
+        if lifetime.is_orphan():
+            self._now.set()
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at >= _ECHO_S:
                 self._now.set()
@@ -81,7 +87,7 @@ class Shutdown:
         self._now.wait(self._bound_s)
         returning = threading.Thread(target=self._return_chunks, name="return-chunks", daemon=True)
         returning.start()
-        returning.join(_RETURN_S)
+        returning.join(_ORPHAN_RETURN_S if lifetime.is_orphan() else _RETURN_S)
         self._leave(0)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -30,11 +31,13 @@ from tuna.pipeline.served_queues import ServedQueues, Unavailable
 from tuna.pipeline.worker_process import WorkerProcess
 from tuna.private import make_home
 from tuna.sandbox import box
+from tuna.sandbox.cores import eval_cpus
 from tuna.sandbox.dumpable import forbid_inspection
+from tuna.sandbox.parent import end_with_parent
 from tuna.settings import Settings
 from tuna.workers import shutdown
 from tuna.workers.hooks import run_hook
-from tuna.workers.lifetime import LIBRARIES, ONCE, SESSION, TELL, die_with_parent
+from tuna.workers.lifetime import LIBRARIES, ONCE, SESSION, TELL, end_with_starter
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +73,7 @@ class Worker:
         self._device = ""
         self._control: ControlListener | None = None
         self._reset_at = -math.inf
+        self._pid = os.getpid()
         self._shutdown = shutdown.Shutdown(settings.shutdown_s, lambda: shutdown.return_chunks(settings))
         self.process = WorkerProcess(settings, self._served, self._mend, self._is_ending)
 
@@ -88,9 +92,9 @@ class Worker:
         signals.task_failure.connect(self._free_lease_of_dead_process, weak=False)
 
     def _start_services(self, **_: Any) -> None:
+        self._pid = os.getpid()
         self._set_up_logs()
         logging.captureWarnings(True)  # Celery's own handler does not write JSON
-        die_with_parent("worker")
         forbid_inspection()
         or_exit(lambda: make_home(self._settings.home))
         or_exit(lambda: box.check(self._settings))
@@ -106,6 +110,7 @@ class Worker:
         or_exit(self._choose_queues)
 
     def _choose_queues(self) -> None:
+        eval_cpus(self._settings)  # cores that are not there are refused, whatever needs them
         for name in celery_internals.consumed_queues(self._app):
             if name not in ROLES:
                 if name.partition(".")[0] not in ROLES:
@@ -135,6 +140,7 @@ class Worker:
     def _start_control(self, sender: Any, **_: Any) -> None:
         """Called again, with the same `sender` (Celery's consumer), at each new connection to the broker."""
         self._shutdown.install()
+        end_with_starter(signal.SIGTERM)  # to return its chunks first
         if self._control is None:
             name = self._settings.worker_name or socket.gethostname()
             queues = celery_internals.QueueSwitch(sender)
@@ -147,8 +153,9 @@ class Worker:
 
     def _start_process(self, **_: Any) -> None:
         # After a kill of the worker its pool must not measure concurrently with the replacement.
-        die_with_parent("pool", always=True)
-        self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending)
+        if os.getpid() != self._pid:
+            end_with_parent(self._pid)
+        self.process = WorkerProcess(self._settings, self._served, self._mend, self._is_ending, self._pid)
         with contextlib.suppress(TunaError):
             self.process.announce(self._queues, self._device)
             self.process.offer_cores(self._queues)
