@@ -16,7 +16,6 @@ from unittest.mock import create_autospec
 import pytest
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder
-from shared_data import need
 
 import tuna
 from tuna import api
@@ -27,8 +26,8 @@ from tuna.db import models
 from tuna.db.database import open_database
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, LibraryMissing, NotFound
-from tuna.libraries.base import BASELINE
 from tuna.reports.html_table import table
+from tuna.vocabulary import BASELINE
 
 ROOT = Path(__file__).parents[2]
 LINE = '{"kind": "gemm", "m": 8, "n": 8, "k": 8}'
@@ -140,6 +139,9 @@ def test_rows_are_a_table_in_a_notebook_and_a_data_frame_with_pandas(
     evil = replace(tuned.best()[0], layer="<script>")
     found = replace(tuned.best(), rows=(evil,), more=True)
     assert "<script>" not in found._repr_html_()
+    title, row, note = str(found).splitlines()
+    assert (title.split()[:3], row.split()[0]) == (["layer", "solver", "ms"], "<script>")
+    assert "there are more" in note
     assert "there are more" in found._repr_html_()
     assert table("<b>", ("a",), [(1,), (0.5,), (None,)]).count("&lt;b&gt;") == 1
     if find_spec("pandas"):
@@ -188,10 +190,9 @@ def test_nothing_is_sent_over_a_network(home: Path, monkeypatch: pytest.MonkeyPa
 def test_a_users_script_passes_a_strict_type_checker_and_mistakes_do_not(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(MISTAKES)
-    need((ROOT / ".mypy_cache").is_dir(), "the cache of the project's own mypy run")
-    # With the cache and options of the project's own run, so that only two files are checked.
+    # Elsewhere than in the checkout, where only an installation can be found.
     command = [sys.executable, "-m", "mypy", "--strict", str(ROOT / "examples" / "tune_layers.py"), str(wrong)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     found = [line for line in done.stdout.splitlines() if ": error: " in line]
     expected = [line.split("# ")[1] for line in MISTAKES.splitlines() if "# " in line]
     assert [line.rsplit("[")[-1].rstrip("]") for line in found] == expected, done.stdout

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shared_data import needed_program
 
 from tuna.settings import get_settings
 
@@ -238,7 +238,7 @@ def test_what_commands_write_by_default_is_not_offered_to_git() -> None:
     """U17"""
     names = "gfx90878.HIP.fdb.txt gfx90878.db gfx90878.db.txt gfx90878.kdb gfx90878.HIP.fdb.txt.bz2 session-1.html"
     found = subprocess.run(
-        [str(shutil.which("git")), "check-ignore", "--no-index", *names.split()],
+        [needed_program("git"), "check-ignore", "--no-index", *names.split()],
         capture_output=True,
         text=True,
         cwd=ROOT,

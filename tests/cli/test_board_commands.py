@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
 from command_lines import Ended
-from shared_data import need
+from shared_data import need, needed_program
 
 from tuna.settings import get_settings
 from tuna.workers import worker as workers
@@ -59,7 +58,7 @@ def test_what_a_worker_refuses_spends_no_token(
 
 def test_a_target_alone_makes_one_session_in_either_form(type_in: TypeIn) -> None:
     need(find_spec("tvm"), "TVM")
-    need(shutil.which("aarch64-linux-gnu-g++"), "g++-aarch64-linux-gnu")
+    needed_program("aarch64-linux-gnu-g++")
     old = "lvm -device=arm_cpu -mtriple=aarch64-linux-gnu"
     ended = type_in("tuna", "init-session", "tvm", "-l", "x", "--target", old)
     assert (ended.code, "taken for llvm" in ended.err) == (0, True), ended

@@ -16,7 +16,9 @@ import pytest
 import sqlalchemy as sa
 from builders import START, DatabaseBuilder
 from jobs_builder import make_jobs
+from pydantic_settings import TomlConfigSettingsSource
 
+from tuna import doctor
 from tuna.cli import work
 from tuna.cli.main import COMMANDS
 from tuna.db import models
@@ -25,10 +27,12 @@ from tuna.db.engine import writing
 from tuna.db.overview import Overview
 from tuna.libraries import noise
 from tuna.libraries.noise_records import NoiseRecord, machine_identity
+from tuna.libraries.registry import names
 from tuna.settings import Settings, get_settings
 from tuna.vocabulary import IN_FLIGHT, State
 
 Type = Callable[..., object]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -170,10 +174,26 @@ def test_a_library_that_is_not_here_is_absent_and_no_fault(
     assert re.search(r"^ ?absent +library miopen +not usable here: ", ended.out, re.MULTILINE)
 
 
+def test_an_extra_that_is_not_installed_is_a_row_with_the_line_to_type(
+    type_in: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda package: None if package == "onnx" else object())
+    found = {finding["what"]: finding for finding in json.loads(type_in("tuna", "doctor", "--json").out)}
+    assert found["extra onnx"]["absent"]
+    assert found["extra onnx"]["hint"] == "pip install 'tuna-autotuner[onnx]'"
+    assert not found["extra rpc"]["absent"]
+    ended = type_in("tuna", "doctor")
+    assert ended.code == 0
+    assert re.search(r"^ ?absent +extra onnx +not installed, for ONNX models  ->  pip install", ended.out, re.M)
+    extras = TomlConfigSettingsSource(Settings, toml_file=ROOT / "pyproject.toml").toml_data
+    named = {*doctor.EXTRAS, *names()} | {"dev", "docs"}
+    assert set(extras["project"]["optional-dependencies"]) <= named, "each is a row, or a library's"
+
+
 def test_no_new_jobs_come_with_the_reason(loaded: Type) -> None:
     again = loaded("tuna", "load-jobs", "--session-id", 1, "-t", "small")
     assert again.out == "New jobs added: 0\n"
-    assert "each of the 20 applicable pairs of layer and solver has its job already" in again.err
+    assert "each of the 20 combinations of layer and solver has its job already" in again.err
 
 
 def test_a_report_is_a_file_or_json(loaded: Type, tmp_path: Path) -> None:
@@ -239,7 +259,7 @@ def test_the_doctor_measures_noise_and_says_what_follows(type_in: Type, monkeypa
     )
     ended = type_in("tuna", "doctor", "--noise", "--pairs", "3")
     assert (ended.code, "+4.2%" in ended.out, "builds stop: TUNA_QUIET=auto" in ended.out) == (0, True, True)
-    assert ended.err.endswith("noise: 3/3 pairs\n")
+    assert ended.err.endswith("noise: 3/3 measurements\n")
     found = json.loads(type_in("tuna", "doctor", "--noise", "--json").out)
     assert (found["noisy"], found["quiet"]["needed"], found["pairs"]) == (True, True, 15)
     assert "builds stop while cores are measured" in type_in("tuna", "doctor").out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,12 +14,13 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from shared_data import need
+from shared_data import needed_program
 
 from tuna import doctor
 from tuna.db import schema
 from tuna.db.engine import make_engine
-from tuna.doctor import Finding
+from tuna.doctor import servers
+from tuna.doctor.findings import Finding, judge_clock, judge_version
 from tuna.settings import Settings
 from tuna.testing.servers import redis_server, with_password
 
@@ -56,7 +56,7 @@ def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path
         categories=["+@all", "-@admin", "-@dangerous"], commands=["+info"],
     )  # fmt: skip
     found = _redis(url.replace(f":{PASSWORD}@", "tuna:p@"), tmp_path)
-    assert "holes" in found.pop("redis holes").text, "whatever version this machine has"
+    assert "vulnerabilities" in found.pop("redis security").text, "whatever version this machine has"
     assert all(finding.ok and not finding.warning for finding in found.values()), found
     assert found["redis durability"].text == "appendonly yes, appendfsync not to be seen by this user"
     assert found["redis rights"].text == "no right to administer"
@@ -64,7 +64,7 @@ def test_a_redis_as_it_should_be(start_redis: Callable[..., str], tmp_path: Path
 
 
 def test_a_redis_that_drops_transactions_when_it_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    need(shutil.which("redis-server", path="/usr/bin"), "Redis 7 or later (apt-get install redis-server)")
+    needed_program("/usr/bin/redis-server")
     monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")  # the wheel's is of version 6, which drops nothing
     with redis_server("--appendonly", "yes") as url:
         client: Any = redis.Redis.from_url(url)
@@ -100,13 +100,13 @@ def test_a_redis_user_without_the_rights(start_redis: Callable[..., str], tmp_pa
 
 
 def test_a_redis_without_a_password(tmp_path: Path) -> None:
-    finding = doctor._guard(None, "redis://cache.example.com:6379/0")
+    finding = servers._guard(None, "redis://cache.example.com:6379/0")
     assert (finding.text, finding.ok, finding.warning) == ("no password", True, True)
 
 
 @pytest.mark.parametrize(("ahead_s", "warning"), [(0.0, False), (1.5, False), (2.5, True), (-3600.0, True)])
 def test_a_clock_that_goes_wrong(ahead_s: float, warning: bool) -> None:
-    finding = doctor._clock("redis clock", time.time() + ahead_s, time.time())
+    finding = judge_clock("redis clock", time.time() + ahead_s, time.time())
     assert (finding.ok, finding.warning) == (True, warning)
     assert f"{ahead_s:+.1f} s" in finding.text or not ahead_s
 
@@ -164,7 +164,7 @@ def test_a_mariadb_user_with_few_rights(mariadb_engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize(("found", "ok"), [((10, 5, 9), False), ((10, 6, 0), True), ((11, 8, 6), True)])
 def test_an_old_version_is_refused(found: tuple[int, ...], ok: bool) -> None:
-    assert doctor._version("database version", "MariaDB", found, doctor._MARIADB).ok is ok
+    assert judge_version("database version", "MariaDB", found, servers._MARIADB).ok is ok
 
 
 def test_the_embedded_services_are_well(type_in: Type) -> None:

@@ -38,7 +38,7 @@ def test_a_kind_without_a_driver_grammar_is_imported_listed_loaded_and_repeated(
     assert json.loads(listed[0]) == {"kind": "softmax", "rows": 128, "cols": 1000, "data_type": "FP32"}
     type_in("tuna", "init-session", "noop", "-l", "x")
     type_in("tuna", "update-solvers", "noop")
-    assert "2 layers, 20 applicable pairs" in type_in("tuna", "applicability", "--session-id", 1).out
+    assert "2 layers: 20 combinations of layer and solver" in type_in("tuna", "applicability", "--session-id", 1).out
     assert type_in("tuna", "load-jobs", "--session-id", 1, "-t", "mine", "-l", "x").out == "New jobs added: 20\n"
     item = WorkItem(
         job_id=1, attempt=1, session_id=1, library="noop", step="measure", solver="Noop1", config=json.loads(listed[0]),

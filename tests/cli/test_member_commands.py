@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,18 +10,24 @@ from pathlib import Path
 
 import pytest
 import redis
+import sqlalchemy as sa
 from guarded_redis import ADMIN, guarded_redis
+from jobs_builder import make_jobs
+from rich.console import Console
 
 from tuna.api import open_database
+from tuna.cli import watch
 from tuna.cli.members import join_line
 from tuna.db import sessions
-from tuna.db.engine import reading
+from tuna.db.engine import reading, writing
+from tuna.db.models import Job
 from tuna.libraries.registry import get_library
 from tuna.membership.announcements import control_key
 from tuna.membership.gate import Gate
 from tuna.membership.heartbeat import HeartbeatBoard, WorkerStatus
 from tuna.membership.join import Facts, join
 from tuna.pipeline.leases import Leases
+from tuna.reports.status import Watcher
 from tuna.settings import get_settings
 from tuna.testing.servers import with_password
 
@@ -145,3 +152,27 @@ def test_the_line_may_come_from_a_file_or_the_environment(tmp_path: Path, monkey
     assert join_line(None) == "redis://h#n.i.s"
     assert join_line(None) is None, "it is taken out of the environment"
     assert join_line("redis://h#direct") == "redis://h#direct"
+
+
+def test_a_worker_that_is_aside_is_said_in_the_status_of_a_session_with_jobs_in_flight(
+    url: str, type_in: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: only `tuna workers` said it, and a session stood still."""
+    engine = open_database()
+    with reading(engine) as connection:
+        namespace = sessions.namespace(connection)
+    status = WorkerStatus(
+        name="box:7", role="eval", host="box", pid=7, device="gpu0", environment="e", toolchains=(), job_ids=(),
+        started_at=0.0, seen_at=0.0, aside="jobs fail here in a row",
+    )  # fmt: skip
+    HeartbeatBoard(redis.Redis.from_url(get_settings().broker_url.get_secret_value()), namespace, 60.0).announce(status)
+    words = "box:7 is aside: jobs fail here in a row"
+    assert words not in type_in("tuna", "status").out, "nothing waits for it"
+    make_jobs(engine, 1)
+    with writing(engine) as connection:
+        connection.execute(sa.update(Job).values(state="eval_queued", step="measure"))
+    assert words in type_in("tuna", "status").out
+    watched = Watcher(engine, get_settings()).look()
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(watch.view(watched, 100))
+    assert words in console.export_text()

@@ -13,9 +13,11 @@ import pytest
 from rich.console import Console
 
 from tuna.cli import console as printing
+from tuna.cli import show
 from tuna.cli import watch as view
 from tuna.cli.console import ProgressView, table
 from tuna.db.overview import Overview
+from tuna.doctor.findings import Finding
 from tuna.membership.heartbeat import WorkerStatus
 from tuna.reports.status import LiveSession, Snapshot
 from tuna.workers.launch import local_workers
@@ -49,6 +51,15 @@ def test_a_table_in_a_pipe_keeps_its_rows(capsys: pytest.CaptureFixture[str]) ->
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) == 4
     assert lines[2].startswith(" " + "x" * 200)
+
+
+def test_what_the_doctor_says_has_no_long_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    long = Finding("redis", True, "words " * 40, "what to do " * 30, warning=True)
+    show.findings([long])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+    path = f"/{'x' * 120}"
+    show.findings([long, Finding("disk", True, f"{path}: free")])
+    assert re.search(f"ok +disk +{path}:", capsys.readouterr().out), "a path is not broken"
 
 
 def _progress(done: int, canceled: int = 0) -> Progress:
@@ -111,6 +122,16 @@ def test_many_sessions_leave_room_for_the_workers(width: int) -> None:
     assert "of them not shown" in text or width < 70
 
 
+def test_workers_on_hosts_with_long_names_are_a_table_at_80_columns() -> None:
+    """It became a paragraph for each worker."""
+    snapshot = _snapshot(_session(1, {"evaluated": 3}, 0))
+    assert snapshot.workers is not None
+    hosts = tuple(replace(worker, host=f"vm-{'0123456789' * 5}.internal.example") for worker in snapshot.workers)
+    lines = shown(view.view(replace(snapshot, workers=hosts), 80, 24), 80).splitlines()
+    assert any(line.split() == ["worker", "role", "current", "jobs", "done"] for line in lines), lines
+    assert sum("vm-0123456789" in line and ":47" in line and "eval" in line for line in lines) == 3
+
+
 def test_ctrl_c_says_at_once_what_is_waited_for(tmp_path: Path) -> None:
     said: list[float] = []
     with pytest.raises(KeyboardInterrupt), local_workers(tmp_path, [], 30.0, said.append):
@@ -119,3 +140,14 @@ def test_ctrl_c_says_at_once_what_is_waited_for(tmp_path: Path) -> None:
     with local_workers(tmp_path, [], 30.0, said.append):
         pass
     assert said == [30.0], "nothing is waited for where all is done"
+
+
+def test_a_sentence_breaks_between_words_and_not_within_a_command() -> None:
+    command = "`tuna results --session-id 1 --tag my-layers`"
+    text = f"  all results, whichever solver they are of, and why others failed: {command}\nnext"
+    lines = printing.wrapped(text, 40).split("\n")
+    assert command in text
+    assert [line.strip() for line in lines][-2:] == [command, "next"]
+    assert all(line.startswith("  ") for line in lines[:-1])
+    assert all(len(line) <= 40 for line in lines if command not in line)
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())

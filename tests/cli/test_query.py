@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +17,7 @@ from command_lines import Ended
 from tuna.cli import query as command
 from tuna.db.database import open_database
 from tuna.db.engine import writing
-from tuna.db.models import StepResult
+from tuna.db.models import FindDb, StepResult
 from tuna.errors import BadInput, NotFound
 
 
@@ -38,6 +40,20 @@ def test_a_table_names_layer_solver_and_time_on_a_narrow_terminal_too(
     narrow = type_in("tuna", "query", "--limit", "2").out
     assert narrow.split()[:3] == ["layer", "solver", "ms"]
     assert "session" not in narrow
+
+
+def test_a_noisy_time_is_marked_at_80_columns_too(
+    type_in: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The column that said so was left out, and more were counted than were marked."""
+    with writing(open_database()) as connection:
+        first = connection.execute(sa.select(FindDb.id).order_by(FindDb.time_ms).limit(1)).scalar_one()
+        connection.execute(sa.update(FindDb).where(FindDb.id == first).values(noisy=True))
+    monkeypatch.setattr(command, "terminal_width", lambda: 80)
+    shown = type_in("tuna", "results", "--session-id", "1").out
+    assert "noisy" not in shown.splitlines()[1], "the column of marks does not fit"
+    assert sum("~" in line for line in shown.splitlines()) == 2
+    assert shown.splitlines()[-1] == "~ 1 time is noisy: the machine was busy while it was measured"
 
 
 def test_json_csv_and_explain_say_the_same(type_in: Callable[..., Ended]) -> None:
@@ -78,3 +94,27 @@ def test_coverage_is_printed_by_class(type_in: Callable[..., Ended]) -> None:
     found = json.loads(type_in("tuna", "coverage", "resnet50", "--arch", "znver5", "--json").out)
     assert found["layers_by_cover"] == {"exact": 5, "near": 0, "none": 1}
     assert type_in("tuna", "coverage", "resnet50", "--arch", "gfx90a").code == NotFound.exit_code
+
+
+_HEAVY = ("tvm", "celery", "kombu", "alembic", "numpy", "redis", "fsspec", "cryptography", "jinja2")
+_SHORT = """
+import sys
+from tuna.cli.main import guarded, tuna
+codes = [guarded(tuna, line.split()) for line in sys.argv[2:]]
+print(codes, [name for name in sys.argv[1].split() if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "unneeded"),
+    [
+        (("status", "session list", "query --limit 1"), (*_HEAVY, "tuna.configs", "tuna.libraries.base")),
+        (("results --session-id 1",), _HEAVY),
+    ],
+    ids=["no library", "params are the library's"],
+)
+def test_a_row_is_read_without_what_it_does_not_need(commands: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
+    """They took a second of CPU, half of it to import libraries, Redis and the signatures of artifacts."""
+    words = [sys.executable, "-c", _SHORT, " ".join(unneeded), *commands]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stderr.splitlines()[-1] == f"{[0] * len(commands)} []"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,10 @@ def test_recorded_sessions_are_simulated_and_written_as_a_scenario(
     assert found.code == 0, found.err
     assert json.loads(type_in("tuna", "simulate", str(out), *words).out) == json.loads(found.out)
     assert type_in("tuna", "simulate", "--session-id", "9").code == NotFound.exit_code
+    queues = [pool["queue"] for pool in json.loads(out.read_text())["pools"]]
+    assert any(queue.startswith("eval.tvm-znver5x2-") for queue in queues), "it was the environment's key alone"
+    table = type_in("tuna", "simulate", "--session-id", "1").out
+    assert re.search(r" eval \d+%", table), table
 
 
 def test_a_file_and_sessions_exclude_each_other(type_in: Callable[..., Ended], file: Path) -> None:

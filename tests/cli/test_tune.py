@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import structlog
 from builders import DatabaseBuilder
 
 from tuna.cli import model, tune
 from tuna.db.engine import make_engine, writing
 from tuna.db.models import Config, ConfigTag, Job
+from tuna.workers import session_run
+from tuna.workers.session_run import Progress
 
 TypeIn = Callable[..., Any]
 
@@ -80,6 +83,85 @@ def test_some_files_are_models(type_in: TypeIn, tmp_path: Path, monkeypatch: pyt
     ended = type_in("tuna", "tune", tmp_path / name, "-t", "x")
     assert ended.code == 2
     assert "--tag is for layers, and FILE is a model" in ended.err
+
+
+NORM = "./bin/MIOpenDriver bnorm -n 8 -c 16 -H 14 -W 14 -F 1 -m 1"
+
+
+def test_layers_without_a_solver_are_rows_with_the_reason(
+    type_in: TypeIn, layers: Path, worked: list[int], tmp_path: Path
+) -> None:
+    """They vanished: "Layers tuned 2 of 2" where three were asked for, and exit code 0 in the end."""
+    layers.write_text(f"{layers.read_text()}{NORM}\n")
+    words = ("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
+    for new in (20, 0):
+        ended = type_in(*words)
+        assert ended.code == 1
+        assert f"New jobs added: {new}" in ended.out
+        assert "1 layer left out: no solver for batch norm" in ended.err
+        (row,) = (line for line in ended.out.splitlines() if "bnorm 8x16x14x14" in line)
+        assert "no solver for batch norm" in row
+    (row,) = (line for line in type_in("tuna", "results", "--session-id", 1).out.splitlines() if "bnorm" in line)
+    assert "no solver for batch norm" in row
+    assert "1 layer without a solver" in type_in("tuna", "status").out
+    figures = json.loads(type_in("tuna", "report", "--session-id", 1, "--json").out)
+    assert [layer["no_winner"] for layer in figures["layers"]][2:] == ["no solver for batch norm"]
+    page = tmp_path / "page.html"
+    type_in("tuna", "report", "--session-id", 1, "-o", page)
+    assert "no winner: no solver for batch norm" in page.read_text()
+    type_in("tuna", "session", "archive", 1, tmp_path / "session.tuna")
+    assert type_in("tuna", "session", "delete", 1, "--cancel", "--yes").code == 0
+    restored = type_in("tuna", "session", "restore", tmp_path / "session.tuna")
+    assert "no solver for batch norm" in type_in("tuna", "results", "--session-id", 1).out, restored
+
+
+def test_layers_of_other_tags_are_none_of_the_session(type_in: TypeIn, layers: Path, worked: list[int]) -> None:
+    norm = layers.with_name("norm.txt")
+    norm.write_text(f"{NORM}\n{layers.read_text()}")
+    type_in("tuna", "import", norm, "-t", "other")
+    type_in("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
+    type_in("tuna", "applicability", "--session-id", 1)
+    assert "bnorm" not in type_in("tuna", "results", "--session-id", 1).out
+
+
+def test_a_list_without_a_solver_for_any_layer_leaves_nothing(type_in: TypeIn, layers: Path, worked: list[int]) -> None:
+    """It said "run `tuna applicability`", which had run, named no layer, and left an empty session."""
+    layers.write_text(f"{NORM}\n")
+    ended = type_in("tuna", "tune", layers, "-t", "small", "--library", "noop")
+    assert ended.code == 2
+    assert ended.err.splitlines() == [
+        "Error: noop has a solver for none of these layers.",
+        "  bnorm 8x16x14x14 spatial NCHW fp32 F: no solver for batch norm",
+    ]
+    assert json.loads(type_in("tuna", "session", "list", "--json").out) == []
+    assert type_in("tuna", "configs", "-t", "small").code == 3
+    assert worked == []
+
+
+def test_rejected_lines_are_named_in_their_order(type_in: TypeIn, layers: Path) -> None:
+    """The error of an unsupported line came after those of all lines that are wrong."""
+    wrong, unsupported = "MIOpenDriver conv --no_such_flag 1 -F 1", "./bin/MIOpenDriver pool -n 1"
+    layers.write_text("\n".join((unsupported, wrong, unsupported, NORM, wrong, "")))
+    ended = type_in("tuna", "import", layers, "-t", "small")
+    places = [line.split(":")[1] for line in ended.err.splitlines() if line.startswith(str(layers))]
+    assert places == ["1", "2", "5"], ended.err
+
+
+def test_the_log_of_a_run_is_in_a_file_and_not_in_the_output(
+    type_in: TypeIn, layers: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line such as `chunk returned [tuna.pipeline.drain]` stood in the middle of the output."""
+
+    def run_sessions(*_: object, **__: object) -> Progress:
+        structlog.get_logger("tuna.pipeline.drain").warning("chunk returned", reason="worker shutdown")
+        return Progress({}, 1, 0, 0, sessions={1: Progress({"evaluated": 1}, 1, 0, 0)})
+
+    monkeypatch.setattr(session_run, "run_sessions", run_sessions)
+    ended = type_in("tuna", "tune", layers, "-t", "small", "--library", "noop", "--option", "trials=1")
+    assert "chunk returned" not in ended.out + ended.err
+    (log,) = (home / "logs").glob("coordinator-*.log")
+    assert "chunk returned" in log.read_text()
+    assert str(log) in "".join(ended.err.split())
 
 
 @pytest.fixture
@@ -160,9 +242,36 @@ def test_an_interrupted_tuning_of_a_model_says_what_it_waits_for(
     stored = SimpleNamespace(name="net", version="1")
     monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
     monkeypatch.setattr(model, "show_import", lambda _: None)
+    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 0.0)
     monkeypatch.setattr(model.api, "tune_model", interrupted)
     ended = type_in("tuna", "tune", tmp_path / "net.onnx")
     assert ended.code == 130
     assert "Stopping: workers have 30 s to finish what they do. Ctrl-C now ends them at once." in " ".join(
         ended.err.split()
     )
+
+
+def test_help_says_what_an_option_means_for_layers_and_for_models(type_in: TypeIn) -> None:
+    """It spoke of layers alone."""
+    said = " ".join(type_in("tuna", "tune", "--help").out.split())
+    for name, layers, models in (
+        ("--output", "the folder to write databases", "the shared library to build"),
+        ("--minutes", "a search ends by then", "all tasks end by then"),
+    ):
+        _, _, after = said.partition(f"{name} ")
+        assert 0 <= after.find(f"Layers: {layers}") < after.find(f"Models: {models}"), name
+    assert "Models: shape of an input" in said
+    assert "Layers: what is tuned. (default: tvm)" in said
+
+
+def test_a_model_that_is_not_built_says_how_it_is(
+    type_in: TypeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = SimpleNamespace(name="net", version="1")
+    monkeypatch.setattr(model.api, "import_model", lambda *_, **__: SimpleNamespace(model=stored))
+    monkeypatch.setattr(model, "show_import", lambda _: None)
+    monkeypatch.setattr(model.api, "check_model", lambda *_, **__: 1e-6)
+    done = SimpleNamespace(added=1, wanted=1, errored=0)
+    monkeypatch.setattr(model.api, "tune_model", lambda *_, **__: done)
+    ended = type_in("tuna", "tune", tmp_path / "net.onnx")
+    assert "`tuna model build net -o net.so`" in ended.out

@@ -160,6 +160,14 @@ def test_workers_are_shown_and_their_lack_is_a_dash(
     assert "workers –" in view.lines(away)[0]
 
 
+def test_an_idle_home_has_no_workers_and_no_fault(engine: sa.Engine, tmp_path: Path) -> None:
+    """It said that Redis does not answer, where none runs since nothing is to be done."""
+    _history(engine)
+    idle = Watcher(engine, Settings(home=tmp_path, _env_file=None)).look()
+    assert idle.workers == ()
+    assert "workers: none" in _text(view.view(idle))
+
+
 def _text(renderable: Any) -> str:
     from rich.console import Console
 
@@ -207,7 +215,7 @@ def test_not_on_a_terminal_a_line_an_interval_until_ctrl_c(home: Path) -> None:
     assert (process.returncode, errors) == (0, "")
     for line in found:
         assert "session 1: 5 compiled, 5 evaluated, 30 new; 0.00 results/s, ETA " in line
-        assert "efficiency 100 %, idle 25 %, workers –" in line
+        assert "efficiency 100 %, idle 25 %, workers 0" in line
 
 
 @pytest.mark.usefixtures("forked")

@@ -11,9 +11,10 @@ import pytest
 from builders import DRIVERS, DatabaseBuilder, memory
 from command_lines import Ended
 
-from tuna.cli import winners
+from tuna.cli import show, winners
+from tuna.exports import ExportReport
 from tuna.reports.queries import read_figures
-from tuna.reports.report_data import ReportFigures
+from tuna.reports.report_data import DeviceFigures, ReportFigures
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,51 @@ def test_what_was_noisy_or_measured_elsewhere_is_said(
 ) -> None:
     assert figures.header.against is not None
     against = dataclasses.replace(figures.header.against, differences=("The devices differ.",))
-    header = dataclasses.replace(figures.header, noisy=2, against=against)
-    winners.print_winners(dataclasses.replace(figures, header=header))
-    assert capsys.readouterr().err.splitlines() == [
-        "noisy: the machine was busy while 2 of the results were measured",
+    header = dataclasses.replace(figures.header, noisy=3, against=against)
+    first, *rest = figures.layers
+    loud = dataclasses.replace(first, solvers=(dataclasses.replace(first.solvers[0], noisy=True), *first.solvers[1:]))
+    winners.print_winners(dataclasses.replace(figures, header=header, layers=(loud, *rest)))
+    out, err = capsys.readouterr()
+    assert out.count("~") == 1
+    assert "2.000~" in out
+    assert err.splitlines() == [
+        "~ 1 time is noisy: the machine was busy while it was measured; 2 of slower solvers too",
         "not like for like: The devices differ.",
     ]
+
+
+def test_a_share_above_the_peak_is_explained_below_the_table(
+    figures: ReportFigures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what the share is, and why Winograd passes it, was said in the report's page alone."""
+    first, *rest = figures.layers
+    device = DeviceFigures("cpu", 246.3, 1, 1.0, 1.0)
+    (total, *_) = figures.totals
+    layers = (dataclasses.replace(first, peak_share=2.91), *rest)
+    totals = (dataclasses.replace(total, peak_share=1.66),)
+    winners.print_winners(dataclasses.replace(figures, layers=layers, totals=totals, devices=(device,)))
+    lines = capsys.readouterr().out.splitlines()
+    assert any("291 %*" in line for line in lines)
+    assert any("166 %*" in line for line in lines if "total" in line)
+    assert "of peak: of the 246.3 GFLOP/s that a loop of fp32 multiply-adds reached on this device" in lines
+    assert "* above 100 %: GFLOP/s counts the operations of the direct algorithm, and Winograd needs fewer" in lines
+
+
+def test_each_sentence_of_several_exports_is_printed_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`tuna tune -o` said up to four times that results are noisy."""
+    reports = [
+        ExportReport(tmp_path / form, 2, 1, skipped={}, noisy=3, notes={"kernels of Tuna's own": 1})
+        for form in ("find", "perf")
+    ]
+    show.exported(*reports)
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "1 layer: kernels of Tuna's own",
+        "noisy: 3 results were measured on a device that was not quiet",
+    ]
+    assert out.count("2 entries of 1 layer") == 2
+    show.exported(*reports, marks=False)
+    assert "noisy" not in capsys.readouterr().err
 
 
 def test_a_session_without_layers_says_so(figures: ReportFigures, capsys: pytest.CaptureFixture[str]) -> None:

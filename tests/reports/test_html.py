@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from builders import DRIVERS, DatabaseBuilder, tuned_network
+from shared_data import needed_program
 
 from tuna.db import models
 from tuna.errors import BadInput, NotFound, StorageFull
@@ -114,11 +114,8 @@ def test_the_script_is_the_same_whatever_the_database_says(build: DatabaseBuilde
 
 
 def test_the_script_can_be_parsed() -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("needs node, to parse the script")
     path = Path(html.__file__).with_name("report.js")
-    subprocess.run([node, "--check", str(path)], check=True, timeout=60)
+    subprocess.run([needed_program("node"), "--check", str(path)], check=True, timeout=60)
 
 
 def test_what_solvers_printed_cannot_become_markup(build: DatabaseBuilder, tmp_path: Path) -> None:

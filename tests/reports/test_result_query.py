@@ -13,10 +13,10 @@ from tuna.configs import ConvConfig, TaskConfig, parse_line
 from tuna.db import models, networks
 from tuna.db.engine import reading, writing
 from tuna.errors import BadInput, NotFound
-from tuna.libraries.base import BASELINE
 from tuna.reports import result_query
 from tuna.reports.result_query import query
 from tuna.reports.result_rows import ResultFilter
+from tuna.vocabulary import BASELINE
 
 CONV, POINTWISE, GEMM = (parse_line(DRIVERS[place])[0] for place in (1, 2, 5))
 TASK = TaskConfig(core=ConvConfig(1, 8, 56, 56, 8, 3, 3, 1, 1), layouts="native", epilogue=("bias", "relu"))

@@ -57,10 +57,10 @@ from tuna.api.jobs import (
     run,
 )
 from tuna.api.keys import RotatedKey, SigningKey, list_keys, rotate_key
-from tuna.api.model_building import TOLERANCE, BuiltModel, Checks, build_model
+from tuna.api.model_building import BuiltModel, Checks, build_model, check_model
 from tuna.api.model_tuning import TunedModel, tune_model
 from tuna.api.models import MODEL_ENDINGS, ImportedModel, ModelTask, import_model, list_models, show_model
-from tuna.api.results import coverage, query, targets_met, winners
+from tuna.api.results import coverage, query, targets_met, winners, without_solver
 from tuna.api.rpc import count_workers, listening
 from tuna.api.rpc_client import rpc_client
 from tuna.api.rpc_master import LayerCounts, Master, MasterPlan, start_master
@@ -93,6 +93,7 @@ from tuna.api.sessions import (
     update_applicability,
     update_solvers,
     watcher,
+    workers_aside,
     write_report,
 )
 from tuna.api.simulation import read_scenario, recorded_scenario, simulate
@@ -109,6 +110,7 @@ from tuna.api.workers import (
     revoke_token,
     set_worker_state,
 )
+from tuna.models.refusals import TOLERANCE
 
 __all__ = [
     "MODEL_ENDINGS",
@@ -149,6 +151,7 @@ __all__ = [
     "check_databases",
     "check_deletion",
     "check_device",
+    "check_model",
     "compare_databases",
     "compare_sessions",
     "count_workers",
@@ -219,5 +222,7 @@ __all__ = [
     "warm_starts",
     "watcher",
     "winners",
+    "without_solver",
+    "workers_aside",
     "write_report",
 ]

@@ -6,14 +6,16 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuna.api.model_building import check_recorded
 from tuna.errors import BadInput
 
 if TYPE_CHECKING:
     from tuna.db.benchmarks import ModelTime
+    from tuna.models.arguments import Argument
     from tuna.models.benchmark import Place
 
 #: An error that stands for outputs that are not finite, or of another shape.
@@ -57,7 +59,8 @@ def benchmark_model(
     """Run a built model, and `against` in turn with it in the same session, and time both; the rows that were stored.
 
     Without a board it runs on this machine's measuring cores, in a box. `inputs` are as `x=n,3:float32`, `p.0=2,3:float32` (of a
-    tuple) or `s=n,4:shape`; by default those of `LIBRARY.json`. `shapes` give values to open extents: `n=1,4,8`. Raises
+    tuple) or `s=n,4:shape`; by default those of `LIBRARY.json`. One may be an npz file, whose arrays are taken in the place of
+    random ones. `shapes` give values to open extents: `n=1,4,8`. Raises
     BadInput, naming an argument that does not fit; NotFound for an unknown device key; ServiceError for a board or
     tracker that does not answer.
     """
@@ -70,12 +73,13 @@ def benchmark_model(
     if against and len(files) == 1:
         raise BadInput(f"{against.name} is the same library as {library.name}.")
     facts = [_facts(path) for path in files.values()]
-    given = [arguments.parse(text) for text in inputs or _inputs_of(library, facts[0])]
+    recorded, texts = _recorded(inputs)
+    given = _inputs_of(library, facts[0], texts)
     points = arguments.sweep(given, shapes)
     labels = _labels(list(files.values()))
     engine = open_database()
     run = benchmarks.new_run()
-    with _place(board, options) as (place, device):
+    with _place(board, options, _cores(facts[0])) as (place, device):
         measured = benchmark.measure(
             place,
             dict(zip(labels, files.values(), strict=True)),
@@ -83,6 +87,7 @@ def benchmark_model(
             points,
             function=options.function,
             seed=options.seed,
+            recorded=recorded,
             on_point=lambda number: on_point(number, len(points)),
         )
         with reading(engine) as connection:
@@ -124,12 +129,16 @@ def list_benchmarks(model: str | None = None) -> list[ModelTime]:
 
 
 @contextlib.contextmanager
-def _place(board: Board | None, options: BenchmarkOptions) -> Iterator[tuple[Place, str]]:
-    """Where to run, and the name of the device; this machine is locked against other measurements meanwhile."""
+def _place(board: Board | None, options: BenchmarkOptions, cores: int) -> Iterator[tuple[Place, str]]:
+    """Where to run, and the name of the device; this machine is locked against other measurements meanwhile.
+
+    On this machine on so many `cores`, where TUNA_EVAL_CPUS names none.
+    """
     from tuna.libraries.registry import get_library
     from tuna.libraries.tvm.rpc import Tracker
     from tuna.models.benchmark import Place
     from tuna.pipeline.devices import device_for, measuring_on
+    from tuna.sandbox.cores import available_cpus, measuring_with
     from tuna.settings import get_settings
 
     memory = None if options.memory_mib is None else options.memory_mib << 20
@@ -142,9 +151,10 @@ def _place(board: Board | None, options: BenchmarkOptions) -> Iterator[tuple[Pla
             board.device_key,
         )
         return
-    device = device_for(library, get_settings())
-    with measuring_on(device):
-        yield Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory), library.environment().device
+    with contextlib.nullcontext() if get_settings().eval_cpus else measuring_with(min(cores, len(available_cpus()))):
+        device = device_for(library, get_settings())
+        with measuring_on(device):
+            yield Place(cpus=device.cpus, limit_s=options.limit_s, memory_bytes=memory), library.environment().device
 
 
 def _facts(library: Path) -> Mapping[str, Any]:
@@ -156,11 +166,34 @@ def _facts(library: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _inputs_of(library: Path, facts: Mapping[str, Any]) -> list[str]:
+def _cores(facts: Mapping[str, Any]) -> int:
+    """The cores that a library is built for; one where nothing says it."""
+    target = facts.get("target")
+    number = target.get("num-cores", 1) if isinstance(target, dict) else 1
+    return number if isinstance(number, int) and number > 0 else 1
+
+
+def _recorded(inputs: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The npz file among the inputs, and the others; raises BadInput for several."""
+    found = [text for text in inputs if text.endswith(".npz")]
+    if len(found) > 1:
+        raise BadInput("There is one file of inputs at most.", hint="numpy.savez writes several arrays into one")
+    return (check_recorded(Path(found[0])) if found else None), [text for text in inputs if text not in found]
+
+
+def _inputs_of(library: Path, facts: Mapping[str, Any], texts: Sequence[str]) -> list[Argument]:
+    """The inputs as `texts` say, else as the facts beside the library do, which also know what an input can take."""
+    from tuna.models import arguments
+
     try:
-        return [f"{one['name']}={','.join(map(str, one['shape']))}:{one['dtype']}" for one in facts.get("inputs", [])]
-    except (TypeError, KeyError):
+        there = [(str(one.get("parameter") or one["name"]), one) for one in facts.get("inputs", [])]
+        plain = [f"{name}={','.join(map(str, one['shape']))}:{one['dtype']}" for name, one in there]
+        bounds = {name: (int(one["bounds"][0]), int(one["bounds"][1])) for name, one in there if one.get("bounds")}
+        labels = {name: str(one["name"]) for name, one in there}
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
         raise BadInput(f"{library}.json is not as `tuna model build` writes it.", hint="give --input") from None
+    given = map(arguments.parse, texts or plain)
+    return [replace(one, bounds=bounds.get(one.name), label=labels.get(one.name, "")) for one in given]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

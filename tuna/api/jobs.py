@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuna.api.sessions import session_library
@@ -15,9 +18,12 @@ if TYPE_CHECKING:
 
     from tuna.libraries.base import Library
     from tuna.libraries.items import StepResult
+    from tuna.settings import Settings
     from tuna.workers.launch import WorkerSpec
     from tuna.workers.session_run import Progress
 
+#: Layers that an error names one by one.
+_MOST_NAMED = 20
 #: Job options by name; which ones there are, the library says.
 Options = Mapping[str, object]
 
@@ -65,6 +71,7 @@ def load_jobs(
     session, tag, step or solver.
     """
     from tuna.db import jobs
+    from tuna.db import solvers as solver_rows
     from tuna.db.database import open_database
     from tuna.db.engine import writing
     from tuna.libraries.options import check
@@ -105,12 +112,22 @@ def load_jobs(
     with writing(engine) as connection:
         count = jobs.load(connection, request)
         pairs = jobs.pairs(connection, session_id, tag)
+        without = solver_rows.without_solver(connection, session_id, tag)
         target_ms = checked.get("target_ms")
         met = targets_met.end(connection, session_id, target_ms) if target_ms else {}
+    if not pairs and without:
+        raise nothing_to_tune(library.name, [(one.layer, one.reason) for one in without])
     if not pairs:
         hint = f"run: `tuna applicability --session-id {session_id}`"
         raise BadInput(f"No solver is known to run these layers in session {session_id}.", hint=hint)
     return LoadedJobs(count, pairs, tuple(met.values()))
+
+
+def nothing_to_tune(library: str, layers: Sequence[tuple[str, str]]) -> BadInput:
+    """Return the error for layers, each with the reason, of which none has a solver."""
+    shown = [f"{layer}: {reason}" for layer, reason in layers[:_MOST_NAMED]]
+    more = [f"and {len(layers) - _MOST_NAMED} more"] if len(layers) > _MOST_NAMED else []
+    return BadInput(f"{library} has a solver for none of these layers.", hint="\n  ".join([*shown, *more]))
 
 
 def load_example_job(session_id: int, reason: str, options: Options) -> LoadedJobs:
@@ -140,6 +157,7 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     on_wait: Callable[[float], None] | None = None,
     on_behind: Callable[[Mapping[int, int]], None] | None = None,
+    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     """Run the steps (all when empty) of one session or several with workers on this machine; returns the final progress.
 
@@ -148,14 +166,15 @@ def run(
     raises BadInput for one that is for comparisons alone.
     `on_progress` is called a few times a second at most, `on_wait` after an interruption, with the seconds that workers have
     to finish what they do, and `on_behind` when workers are busy with other sessions first, with the number of chunks of
-    each. A second call resumes.
+    each. With `on_log` the log goes to a file in `TUNA_HOME`, unless the settings ask for more of it than warnings or for
+    JSON; it is called at the end with the file, if there was anything to log. A second call resumes.
     """
     from tuna.workers.session_run import default_workers
 
     def workers(libraries: Collection[Library]) -> Sequence[WorkerSpec]:
         return default_workers(libraries, processes)
 
-    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy)
+    return _work_through(session_id, steps, workers, on_progress, on_wait, on_behind, policy=policy, on_log=on_log)
 
 
 def enqueue(
@@ -183,6 +202,7 @@ def _work_through(
     on_behind: Callable[[Mapping[int, int]], None] | None,
     on_stored: Callable[[Collection[int]], None] | None = None,
     policy: str | None = None,
+    on_log: Callable[[Path], None] | None = None,
 ) -> Progress:
     from tuna.db.database import open_database
     from tuna.settings import get_settings
@@ -198,21 +218,40 @@ def _work_through(
                 hint=hint or choices(policy, PUBLISHING_POLICIES, "policies"),
             )
         settings = settings.model_copy(update={"policy": policy})
-    found = run_sessions(
-        open_database(),
-        settings,
-        [session_id] if isinstance(session_id, int) else session_id,
-        steps=steps,
-        workers=workers,
-        on_progress=on_progress or (lambda _: None),
-        on_wait=on_wait or (lambda _: None),
-        on_behind=on_behind or (lambda _: None),
-        on_stored=on_stored or (lambda _: None),
-    )
+    engine = open_database()
+    with _log_kept(settings, on_log):
+        found = run_sessions(
+            engine,
+            settings,
+            [session_id] if isinstance(session_id, int) else session_id,
+            steps=steps,
+            workers=workers,
+            on_progress=on_progress or (lambda _: None),
+            on_wait=on_wait or (lambda _: None),
+            on_behind=on_behind or (lambda _: None),
+            on_stored=on_stored or (lambda _: None),
+        )
     empty = [key for key, state in sorted(found.sessions.items()) if not state.total]
     if empty:
         raise BadInput(f"Session {empty[0]} has no jobs.", hint=f"load some: `tuna load-jobs --session-id {empty[0]}`")
     return found
+
+
+@contextlib.contextmanager
+def _log_kept(settings: Settings, on_log: Callable[[Path], None] | None) -> Iterator[None]:
+    """Send the log to a file, as `run` says."""
+    from tuna import logs
+
+    if on_log is None or settings.log_format == "json" or settings.log_level in ("DEBUG", "INFO"):
+        yield
+        return
+    path = settings.home / "logs" / f"coordinator-{os.getpid()}.log"
+    try:
+        with logs.into_file(path, settings.log_level, settings.log_format):
+            yield
+    finally:
+        if path.exists():
+            on_log(path)
 
 
 def retry(session_id: int, *, jobs: Sequence[int] = (), cause: str | None = None) -> dict[str, int]:

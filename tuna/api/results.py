@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tuna.db.solvers import LayerWithoutSolver
     from tuna.models.coverage import Coverage
     from tuna.reports.known_results import TargetMet
     from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
 
 
-def query(wanted: ResultFilter) -> ResultRows:
+def query(wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
     """Results of sessions, golden versions and imported databases that meet the filter, `limit` of them at most.
 
-    They come by layer in the order of its import, then by time, solver and session. With `n_best` they are trials. Raises
+    They come by layer in the order of its import, then by time, solver and session. With `n_best` they are trials. Without
+    commands `ResultRow.command` is empty, and no library is loaded. Raises
     NotFound for a name that there is not, BadInput for a value that cannot be.
     """
     from tuna.db.database import open_database
@@ -21,19 +23,19 @@ def query(wanted: ResultFilter) -> ResultRows:
     from tuna.reports.result_query import query as read
 
     with reading(open_database()) as connection:
-        return read(connection, wanted)
+        return read(connection, wanted, with_commands=with_commands)
 
 
-def winners(session_id: int, tag: str | None = None) -> ResultRows:
+def winners(session_id: int, tag: str | None = None, *, with_commands: bool = True) -> ResultRows:
     """The fastest result of each layer of a session, in the order of the layers' import; a baseline where it is the only one.
 
-    Raises NotFound.
+    `with_commands` as for `query`. Raises NotFound.
     """
     from dataclasses import replace
 
     from tuna.reports.result_rows import MAX_LIMIT, ResultFilter
 
-    found = query(ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT))
+    found = query(ResultFilter(session_id=session_id, tag=tag, limit=MAX_LIMIT), with_commands=with_commands)
     first: dict[str, ResultRow] = {}
     for row in found:
         if row.time_ms is not None and (row.config_key not in first or first[row.config_key].baseline > row.baseline):
@@ -46,6 +48,16 @@ def targets_met(session_id: int, tag: str | None = None) -> tuple[TargetMet, ...
     from tuna.db.database import open_database
     from tuna.db.engine import reading
     from tuna.reports.known_results import targets_met as read
+
+    with reading(open_database()) as connection:
+        return read(connection, session_id, tag)
+
+
+def without_solver(session_id: int, tag: str | None = None) -> list[LayerWithoutSolver]:
+    """The layers of a session that no solver of its library takes, with the reason, in the order of their import."""
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.db.solvers import without_solver as read
 
     with reading(open_database()) as connection:
         return read(connection, session_id, tag)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from tuna.artifacts import Artifacts
-    from tuna.doctor import Finding
+    from tuna.doctor.findings import Finding
     from tuna.libraries.noise_records import NoiseRecord, Quiet
 
 

@@ -41,10 +41,21 @@ def init_session(
     The environment is this machine's, or the one of `facts` (`arch`, `num_cu`, `rocm_v`, `miopen_v` for MIOpen), where
     the library allows that. `conditions` say how results are measured; raises BadInput for one that the library does not offer.
     """
-    from tuna import logs
     from tuna.db import sessions
     from tuna.db.database import open_database
     from tuna.db.engine import writing
+
+    environment = session_environment(library, facts, conditions)
+    with writing(open_database()) as connection:
+        session_id, new = sessions.create(connection, environment, reason)
+    return StartedSession(session_id, reason, environment, new)
+
+
+def session_environment(
+    library: str, facts: Mapping[str, str] | None = None, conditions: Mapping[str, str] | None = None
+) -> Environment:
+    """The environment that `init_session` with these arguments is in; raises what it raises. Nothing is stored."""
+    from tuna import logs
     from tuna.libraries.conditions import chosen
     from tuna.libraries.registry import get_library
     from tuna.settings import get_settings
@@ -53,10 +64,7 @@ def init_session(
     found = get_library(library)
     kept = chosen(found.conditions, conditions or {}, library)
     here = found.environment_by_hand(facts) if facts else found.environment()
-    environment = replace(here, conditions=kept)
-    with writing(open_database()) as connection:
-        session_id, new = sessions.create(connection, environment, reason)
-    return StartedSession(session_id, reason, environment, new)
+    return replace(here, conditions=kept)
 
 
 def set_priority(session_id: int, priority: int) -> None:
@@ -195,6 +203,19 @@ def undrained_reports() -> int:
     from tuna.db.database import open_database
 
     return overview.undrained(open_database())
+
+
+def workers_aside() -> dict[str, str]:
+    """Return why workers take nothing for the moment, by name; none if Redis does not answer."""
+    from tuna.db import sessions as table
+    from tuna.db.database import open_database
+    from tuna.db.engine import reading
+    from tuna.reports.status import live_workers
+    from tuna.settings import get_settings
+
+    with reading(open_database()) as connection:
+        namespace = table.namespace(connection)
+    return {one.name: one.aside for one in live_workers(get_settings(), namespace) or () if one.aside}
 
 
 def watcher(session_id: int | None = None) -> Watcher:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuna.api.configs import ImportedConfigs, Network, add_network, check_tag, read_layers, store_parsed
-from tuna.api.jobs import LoadedJobs, Options, load_jobs
-from tuna.api.sessions import StartedSession, init_session, list_solvers, update_applicability, update_solvers
+from tuna.api.jobs import LoadedJobs, Options, load_jobs, nothing_to_tune
+from tuna.api.sessions import (
+    StartedSession,
+    init_session,
+    list_solvers,
+    session_environment,
+    update_applicability,
+    update_solvers,
+)
 
 if TYPE_CHECKING:
+    from tuna.configs import Config
     from tuna.db.solvers import Applicability
+    from tuna.libraries.base import Environment, Library
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ def prepare_tuning(
     check(get_library(library).options, options or {}, library)
     parsed = read_layers(path, strict=strict)
     reason = reason or f"tune {tag}"
+    _check_solvers(get_library(library), parsed.configs, session_environment(library, None, conditions))
     session = init_session(library, reason, conditions=conditions)
     if network is not None:
         add_network("model", network.model, network.md_version)
@@ -60,3 +70,14 @@ def prepare_tuning(
     names = [one.name for one in list_solvers(library) if without not in one.name] if without else []
     loaded = load_jobs(session.id, tag=tag, reason=reason, solvers=names, options=options)
     return PreparedTuning(session, imported, solvers, applicability, loaded)
+
+
+def _check_solvers(library: Library, configs: Sequence[Config], environment: Environment) -> None:
+    """Raise BadInput that names the layers if the library has a solver for none; most libraries are asked of one layer."""
+    known = [config for config in configs if config.kind in library.kinds]
+    first, number = 0, 1
+    while first < len(known):
+        if any(names is None or names for _, names in library.applicable(known[first : first + number], environment)):
+            return
+        first, number = first + number, 2 * number
+    raise nothing_to_tune(library.name, [(one.label, f"no solver for {library.unsupported(one)}") for one in configs])

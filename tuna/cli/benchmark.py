@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE:TYPE",
-    help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of MODEL.so.json.",
+    help="An input: x=n,3:float32, p.0=2,3:float32 of a tuple, s=n,4:shape. Default: those of MODEL.so.json. FILE.npz: "
+    "the values of all.",
 )
 @click.option("--shape", "shapes", multiple=True, metavar="n=1,4,8", help="Values of an open extent; may be repeated.")
 @click.option("--against", type=click.Path(path_type=Path), metavar="OTHER.so", help="Time this one in turn with it.")
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--memory", "memory_mib", type=options.COUNT, metavar="MIB", help="That the inputs may take on the board."
 )
+@options.cores
 @options.as_json
 def benchmark_model(
     library: Path,

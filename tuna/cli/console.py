@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +30,7 @@ _UNLIMITED = 100_000
 #: Columns of a table that is not shown on a terminal.
 _WIDTH = 160
 #: Between two columns, and at the two ends together.
-_GAP = 3
+GAP = 3
 
 
 class _Counts(Protocol):
@@ -50,9 +53,28 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=1, sort_keys=False))
 
 
-def say(text: str = "", *, err: bool = False) -> None:
-    """A line on stdout, or with `err` on stderr, without what a terminal would obey."""
-    click.echo(inert(text), err=err)
+def say(text: str = "", *, err: bool = False, wrap: bool = True) -> None:
+    """A line on stdout, or with `err` on stderr, without what a terminal would obey.
+
+    On a terminal it breaks between words, never within a command in backticks; not `wrap`: it is a command to paste.
+    """
+    shown = inert(text)
+    if wrap and (sys.stderr if err else sys.stdout).isatty():
+        shown = wrapped(shown, shutil.get_terminal_size().columns)
+    click.echo(shown, err=err)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return the text in lines of at most `width` columns, unless a word or a command in backticks is longer."""
+    lines = []
+    for line in text.split("\n"):
+        whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), line)
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = textwrap.wrap(
+            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, tabsize=1
+        )
+        lines += [part.replace("\0", " ") for part in parts] or [line]
+    return "\n".join(lines)
 
 
 def print_table(
@@ -62,14 +84,22 @@ def print_table(
     right: Sequence[int] = (),
     *,
     err: bool = False,
+    width: int = _UNLIMITED,
 ) -> None:
-    """A table on stdout, or with `err` on stderr; `right` are the columns of numbers."""
+    """A table on stdout, or with `err` on stderr; `right` are the columns of numbers.
+
+    `width`: where there is no terminal, more where a word needs it; by default each row is one line, for programs
+    such as grep.
+    """
     from rich.console import Console
 
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     console = Console(stderr=err)
     if not console.is_terminal:
-        console = Console(width=_UNLIMITED, stderr=err)
-    console.print(table(title, columns, rows, right, console.width))
+        last = len(columns) - 1  # whose sentences are wrapped
+        least = [_most(column, cells, place, words=place == last) for place, column in enumerate(columns)]
+        console = Console(width=max(width, sum(least) + GAP * len(columns)), stderr=err)
+    console.print(table(title, columns, cells, right, console.width))
 
 
 def table(
@@ -87,7 +117,7 @@ def table(
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     longest = [_most(column, cells, place, words=True) for place, column in enumerate(columns)]
     widths = [_most(column, cells, place, words=False) for place, column in enumerate(columns)]
-    room = width - _GAP * len(columns)
+    room = width - GAP * len(columns)
     if sum(longest) > room:
         return _paragraphs(title, columns, cells)
     while sum(widths) > room:
@@ -137,7 +167,7 @@ def fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], optional: Seq
         for place, title in enumerate(titles)
     ]
     kept = list(range(len(titles)))
-    while sum(widths[place] + _GAP for place in kept) > width:
+    while sum(widths[place] + GAP for place in kept) > width:
         least = max(kept, key=lambda place: optional[place])
         if not optional[least]:
             break
@@ -174,11 +204,18 @@ class ProgressView:
 
     def say(self, sentence: str) -> None:
         """Print a sentence beside the progress, at once."""
-        self._console.print(inert(sentence), markup=False, highlight=False)
+        shown = inert(sentence)
+        if self._console.is_terminal:
+            shown = wrapped(shown, self._console.width)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def stopping(self, seconds: float) -> None:
         """Answer an interruption: what is waited for, how long, and how not to wait."""
         self.say(f"Stopping: workers have {seconds:g} s to finish what they do. Ctrl-C now ends them at once.")
+
+    def log_kept(self, path: Path) -> None:
+        """Say where the warnings of a run are."""
+        self.say(f"Warnings of this run: {path}")
 
     def update(self, counts: _Counts) -> None:
         """Show new counts; nothing as long as there are no jobs."""

@@ -50,7 +50,7 @@ def _noise(pairs: int, *, as_json: bool) -> None:
 
     def progress(number: int) -> None:
         if number % _EVERY == 0 or number == pairs:
-            say(f"noise: {number}/{counted(pairs, 'pair')}", err=True)
+            say(f"noise: {number}/{counted(pairs, 'measurement')}", err=True)
 
     found = api.measure_noise(pairs, on_pair=progress)
     quiet = api.quiet_needed()

@@ -10,10 +10,9 @@ from typing import Literal
 import click
 
 from tuna import api
-from tuna.cli import options
+from tuna.cli import options, show
 from tuna.cli.console import print_json, print_table, say
 from tuna.errors import BadInput
-from tuna.sentences import one_line
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -89,9 +88,7 @@ def workers(context: click.Context, as_json: bool) -> None:
     ]
     columns = ("worker", "role", "state", "device", "environment", "current jobs", "items/min", "silent s")
     print_table("", columns, rows, right=(6, 7))
-    for one in found:
-        if one.aside:
-            say(f"{one_line(one.name)} is aside: {one_line(one.aside)}")
+    show.aside({one.name: one.aside for one in found if one.aside})
 
 
 @workers.command()

@@ -116,7 +116,9 @@ _SEARCH = (
     click.option("--warm-start/--no-warm-start", default=None, help="Whether a search learns from earlier ones."),
     click.option("--effort", type=click.Choice(["quick", "full"]), help="How far a search goes, if no limit is set."),
     click.option(
-        "--minutes", type=click.FloatRange(min=0, min_open=True), help="A search ends by then, but for its first round."
+        "--minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        help="A search ends by then, but for its first round; default: --effort.",
     ),
     click.option("--target-ms", type=click.FloatRange(min=0, min_open=True), help="This time of a layer is enough."),
 )
@@ -155,6 +157,36 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+class _Cores(click.IntRange):
+    """A number of cores, or `all`."""
+
+    name = "cores"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "all" else super().convert(value, param, ctx)
+
+
+def _measure_with(context: click.Context, _param: click.Parameter, value: int | str | None) -> None:
+    if value is not None and not context.resilient_parsing:
+        from tuna.sandbox.cores import measuring_with
+
+        context.with_resource(measuring_with(None if value == "all" else int(value)))
+
+
+#: How many cores measure, as TUNA_EVAL_CPUS says it; no argument of the command.
+cores = click.option(
+    "--cores",
+    type=_Cores(),
+    metavar="N|all",
+    callback=_measure_with,
+    expose_value=False,
+    help="Cores that a kernel or model is for, and is measured on; default: those of TUNA_EVAL_CPUS, else one.",
+)
 
 
 class _Policy(click.Choice[str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ import click
 
 from tuna import api
 from tuna.cli import options
-from tuna.cli.console import fitting, print_json, print_table, say, terminal_width
+from tuna.cli.console import GAP, print_json, print_table, say, terminal_width
+from tuna.cli.winners import marked_ms, noisy_times
 from tuna.errors import BadInput, LibraryMissing, NotFound
 from tuna.reports.result_rows import DEFAULT_LIMIT, MAX_LIMIT, ResultFilter, moment
 from tuna.sentences import counted
@@ -62,7 +63,7 @@ def query(explain: bool, as_json: bool, as_csv: bool, shape: tuple[str, ...], **
     """
     if explain + as_json + as_csv > 1:
         raise BadInput("Choose one of --explain, --json and --csv.")
-    rows = api.query(ResultFilter(shape=shape, **wanted))
+    rows = api.query(ResultFilter(shape=shape, **wanted), with_commands=explain or as_json or as_csv)
     if as_json:
         print_json([row.as_json() for row in rows])
     elif as_csv:
@@ -92,21 +93,22 @@ def results(session_id: int, tag: str | None, as_json: bool, as_csv: bool) -> No
     """
     if as_json and as_csv:
         raise BadInput("Choose one of --json and --csv.")
-    rows = api.winners(session_id, tag)
+    rows = api.winners(session_id, tag, with_commands=as_json or as_csv)
     if as_json:
         print_json([row.as_json() for row in rows])
     elif as_csv:
         _print_csv(rows)
     else:
-        if rows:
-            _print_rows(rows, with_params=True)
+        without = api.without_solver(session_id, tag)
+        if rows or without:
+            _print_rows(rows, with_params=True, without=[(one.layer, one.reason) for one in without])
         measured = {row.config_key for row in rows}
         known = [one for one in api.targets_met(session_id, tag) if one.config_key not in measured]
         for one in known[:_MOST_KNOWN]:
             say(f"{one.layer}: needed no trial, target met by {one.by}")
         if len(known) > _MOST_KNOWN:
             say(f"and {counted(len(known) - _MOST_KNOWN, 'more layer')}: `tuna report --session-id {session_id}`")
-        if not rows and not known:
+        if not rows and not known and not without:
             say("There are no results in this session yet.", err=True)
 
 
@@ -138,7 +140,7 @@ def _explain(row: ResultRow) -> None:
     for name, value in document.items():
         if value not in (None, "", {}):
             say(f"  {name.replace('_', ' '):<16} {json.dumps(value) if isinstance(value, dict) else value}")
-    say(f"  {command}\n")
+    say(f"  {command}\n", wrap=False)
 
 
 @dataclass(frozen=True)
@@ -149,16 +151,17 @@ class _Column:
     right: bool = False
 
 
-def _print_rows(rows: ResultRows, *, with_params: bool = False) -> None:
+def _print_rows(rows: ResultRows, *, with_params: bool = False, without: Sequence[tuple[str, str]] = ()) -> None:
+    """`without`: layers without a solver, each with the reason."""
     from tuna.reports import formats
 
     decimals = formats.decimals_for(row.time_ms for row in rows)
     columns = [
         _Column("layer", lambda row: row.layer),
         _Column("solver", lambda row: row.solver),
-        _Column("ms", lambda row: formats.milliseconds(row.time_ms, decimals), right=True),
+        _Column("ms", lambda row: marked_ms(row.time_ms, decimals, noisy=row.noisy), right=True),
         _Column("±", lambda row: formats.spread(row.spread), 2, right=True),
-        _Column("params", _readable, 2 if with_params else 9),
+        *([_Column("params", _readable, 2)] if with_params else []),
         _Column("marks", lambda row: row.marks, 1),
         _Column("error", lambda row: "" if row.max_error is None else f"{row.max_error:.0e}", 5, right=True),
         _Column("arch", lambda row: row.arch, 4),
@@ -168,15 +171,24 @@ def _print_rows(rows: ResultRows, *, with_params: bool = False) -> None:
         _Column("date", lambda row: f"{row.measured_at:%Y-%m-%d}" if row.measured_at else "", 6),
     ]
     columns = [column for column in columns if column.title != "marks" or any(row.marks for row in rows)]
-    cells = [[column.cell(row) for column in columns] for row in rows]
-    titles = [column.title for column in columns]
-    kept = fitting(titles, cells, [column.optional for column in columns], terminal_width())
+    filled: dict[int, list[str]] = {}
+    left = terminal_width()
+    for place in sorted(range(len(columns)), key=lambda place: columns[place].optional):
+        column = columns[place]  # cells of a column that does not fit are not made: params take loading the library
+        cells = [*map(column.cell, rows), *(one[place] if place < len(one) else "" for one in without)]
+        left -= max(map(len, [column.title, *cells])) + GAP
+        if left < 0 and column.optional:
+            break
+        filled[place] = cells
+    kept = sorted(filled)
     print_table(
         "",
-        [titles[place] for place in kept],
-        [[row[place] for place in kept] for row in cells],
+        [columns[place].title for place in kept],
+        list(zip(*(filled[place] for place in kept), strict=True)),
         right=[position for position, place in enumerate(kept) if columns[place].right],
     )
+    if noisy := sum(row.noisy for row in rows):
+        say(noisy_times(noisy))
 
 
 def _readable(row: ResultRow) -> str:

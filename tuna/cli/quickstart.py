@@ -45,13 +45,12 @@ def quickstart(output: Path, candidates: int) -> int:
     figures = api.report(session_id, vendor)
     print_winners(figures)
     say("\nDatabases:")
-    for form in FORMS:
-        show.exported(api.export(session_id, form, output))
+    show.exported(*(api.export(session_id, form, output) for form in FORMS), marks=False)
     say("\nReport:")
     say(str(api.write_report(figures, output / "report.html")))
     if errored:
         say(f"\n{counted(errored, 'job')} failed; see why: `tuna status --session-id {session_id}`", err=True)
-    say(f"\nTry the result with TVM alone: {sys.executable} examples/use_exported_db.py {output}/*.tvm")
+    say(f"\nTry the result with TVM alone: `{sys.executable} examples/use_exported_db.py {output}/*.tvm`")
     return 0 if figures.with_winner == len(figures.layers) else 1
 
 

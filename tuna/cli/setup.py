@@ -27,6 +27,7 @@ from tuna.sentences import counted
     "--target", help="TVM's target, as text or JSON, for a session of boards (tvm); default: the board's own."
 )
 @options.boards
+@options.cores
 def init_session(
     library: str,
     reason: str,

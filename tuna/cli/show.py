@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tuna.db.overview import Overview
     from tuna.db.searches import Searches
     from tuna.db.solvers import Applicability, StoredSolver
-    from tuna.doctor import Finding
+    from tuna.doctor.findings import Finding
     from tuna.exports import ExportReport
     from tuna.exports.intake import ImportReport
     from tuna.libraries.conditions import Condition
@@ -33,26 +34,30 @@ if TYPE_CHECKING:
     from tuna.reports.status import Outlook
 
 _T = TypeVar("_T")
+#: Columns of sentences where there is no terminal.
+_PROSE_WIDTH = 100
 
 
-def exported(report: ExportReport) -> None:
-    """What an export left out, what is in it and, last, its path."""
-    for reason, count in sorted(report.skipped.items()):
-        say(f"not exported: {count} ({reason})", err=True)
-    for note, count in sorted(report.notes.items()):
-        say(f"{counted(count, 'layer')}: {note}", err=True)
-    if report.simulated:
-        say(
-            f"simulated: {counted(report.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
-            err=True,
-        )
-    if report.noisy:
-        say(
-            f"noisy: {counted(report.noisy, 'result was', 'results were')} measured on a device that was not quiet",
-            err=True,
-        )
-    say(f"{counted(report.entries, 'entry', 'entries')} of {counted(report.configs, 'layer')}")
-    say(str(report.path))
+def exported(*reports: ExportReport, marks: bool = True) -> None:
+    """What exports left out, each sentence once, what is in them, and their paths.
+
+    `marks`: with the number of noisy and of simulated results.
+    """
+    sentences: dict[str, None] = {}
+    for report in reports:
+        sentences |= {f"not exported: {count} ({reason})": None for reason, count in sorted(report.skipped.items())}
+        sentences |= {f"{counted(count, 'layer')}: {note}": None for note, count in sorted(report.notes.items())}
+        if report.simulated and marks:
+            count = counted(report.simulated, "result was", "results were")
+            sentences[f"simulated: {count} timed by a stand-in, not by a device"] = None
+        if report.noisy and marks:
+            count = counted(report.noisy, "result was", "results were")
+            sentences[f"noisy: {count} measured on a device that was not quiet"] = None
+    for sentence in sentences:
+        say(sentence, err=True)
+    for report in reports:
+        say(f"{counted(report.entries, 'entry', 'entries')} of {counted(report.configs, 'layer')}")
+        say(str(report.path))
 
 
 def imported_database(report: ImportReport) -> None:
@@ -118,15 +123,14 @@ def _imported(found: ImportedConfigs, tag: str) -> None:
 
 
 def rejections(found: Sequence[Rejection]) -> None:
-    """Each mistake, and for each kind of unsupported line how many there are."""
-    unsupported: dict[str, list[Rejection]] = {}
+    """Each mistake, and for each kind of unsupported line how many there are, in the order of the lines."""
+    unsupported: Counter[str] = Counter()
     for rejection in found:
-        if rejection.unsupported:
-            unsupported.setdefault(rejection.reason, []).append(rejection)
-        else:
-            say(f"{rejection}{_more(rejection.lines)}", err=True)
-    for alike in unsupported.values():
-        say(f"{alike[0]}{_more(sum(rejection.lines for rejection in alike))}", err=True)
+        unsupported[rejection.reason] += rejection.lines if rejection.unsupported else 0
+    for rejection in found:
+        lines = unsupported.pop(rejection.reason, 0) if rejection.unsupported else rejection.lines
+        if lines:
+            say(f"{rejection}{_more(lines)}", err=True)
 
 
 def _more(lines: int) -> str:
@@ -180,9 +184,10 @@ def _yes(value: bool) -> str:
 
 
 def applicability(found: Applicability) -> None:
-    """How many pairs there are, and what was left out; raises TunaError if the library failed to answer for some."""
-    pairs = counted(found.pairs, "applicable pair")
-    say(f"{counted(found.configs, 'layer')}, {pairs} of layer and solver")
+    """How many layers and solvers fit together, and what was left out; raises TunaError if the library failed for some."""
+    say(f"{counted(found.configs, 'layer')}: {counted(found.pairs, 'combination')} of layer and solver can run")
+    for reason, count in sorted(found.without.items()):
+        say(f"{counted(count, 'layer')} left out: {reason}", err=True)
     for name, count in sorted(found.unknown.items()):
         say(f"left out: {name} applies to {counted(count, 'layer')} but is no known solver", err=True)
     if found.unanswered:
@@ -200,16 +205,17 @@ def loaded(found: LoadedJobs) -> None:
         more = f", and {len(found.met) - 1} more" if len(found.met) > 1 else ""
         say(f"{counted(len(found.met), 'layer')} without a trial: known results are fast enough ({found.met[0]}{more})")
     if not found.added:
-        pairs = f"{found.pairs} applicable pairs of layer and solver"
+        pairs = f"{found.pairs} combinations of layer and solver"
         say(f"each of the {pairs} has its job already, or is not among those that were asked for", err=True)
 
 
 def findings(found: Sequence[Finding]) -> None:
     """What `tuna doctor` found."""
     rows = [
-        (_verdict(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or not f.ok) else "")) for f in found
+        (_verdict(f), f.what, f.text + (f"  ->  {f.hint}" if f.hint and (f.warning or f.absent or not f.ok) else ""))
+        for f in found
     ]
-    print_table("", ("", "what", "found"), rows)
+    print_table("", ("", "what", "found"), rows, width=_PROSE_WIDTH)
 
 
 def noise(found: NoiseRecord, quiet: Quiet) -> None:
@@ -219,7 +225,7 @@ def noise(found: NoiseRecord, quiet: Quiet) -> None:
         for kernel, clocks in found.differences.items()
     ]
     builds = counted(found.builds, "build")
-    title = f"Beside {builds} of {found.library} at a time, median of {counted(found.pairs, 'pair')}"
+    title = f"Beside {builds} of {found.library} at a time, median of {counted(found.pairs, 'measurement')}"
     print_table(title, ("kernel", "CPU time", "wall time"), rows, right=(1, 2))
     say(f"Builds {'disturb' if found.noisy else 'do not disturb'} measurements on this machine.")
     say(f"While cores are measured, builds {'stop' if quiet.needed else 'go on'}: {quiet.reason}.")
@@ -261,6 +267,13 @@ def _marked(session: Overview) -> str:
     return f"{session.library} ({', '.join(marks)})" if marks else session.library
 
 
+def jobs_text(session: Overview) -> str:
+    """Numbers of jobs by state, and of layers that have none since no solver takes them."""
+    without = session.without_solver
+    lacking = [f"{counted(without, 'layer')} without a solver"] if without else []
+    return ", ".join(filter(None, [by_state(session.jobs), *lacking]))
+
+
 def searches(found: Searches) -> str:
     """How many searches go on, why the others ended, and their rounds; "" if there are none."""
     if not found.total:
@@ -269,6 +282,12 @@ def searches(found: Searches) -> str:
     words += [f"{count} ended: {why}" for why, count in found.ended.items()]
     rounds = counted(sum(found.rounds.values()), "round")
     return f"{found.total}: {'; '.join(words)}; {rounds}: {by_state(found.rounds)}"
+
+
+def aside(found: Mapping[str, str]) -> None:
+    """A line for each worker that takes nothing for the moment, with the reason."""
+    for name, reason in found.items():
+        say(f"{one_line(name)} is aside: {one_line(reason)}")
 
 
 def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
@@ -285,7 +304,7 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
             session.reason,
             sum(session.jobs.values()),
             session.in_flight,
-            by_state(session.jobs) or ("-" if session.searches.total else "no jobs"),
+            jobs_text(session) or ("-" if session.searches.total else "no jobs"),
             *([searches(session.searches) or "-"] if searching else []),
             ", ".join(f"{failure.attempts} {failure.cause}" for failure in session.failures) or "-",
         )
@@ -300,4 +319,4 @@ def sessions(found: Sequence[Overview], *, details: bool = False) -> None:
     for failure in found[0].failures if details else ():
         say(f"{failure.cause} ({failure.attempts}): {last_line(failure.output_tail)}")
         if failure.reproduce:
-            say(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}")
+            say(f"  reproduce: {one_line(failure.reproduce, COMMAND_CHARS)}", wrap=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,15 @@ def _scenario(file: Path | None, session_ids: tuple[int, ...], workers: int | No
     return api.read_scenario(file)
 
 
+def _names(found: list[Simulated]) -> dict[str, str]:
+    """What each queue is called in the table: by its role alone, where no other has it."""
+    queues = {queue.queue for one in found for queue in one.queues}
+    roles = Counter(queue.partition(".")[0] for queue in queues)
+    return {queue: role if roles[role := queue.partition(".")[0]] == 1 else queue for queue in queues}
+
+
 def _show(found: list[Simulated]) -> None:
+    names = _names(found)
     rows = [
         (
             one.policy,
@@ -90,12 +99,12 @@ def _show(found: list[Simulated]) -> None:
             f"{one.makespan_s / one.lower_bound_s:.3f}" if one.lower_bound_s else "-",
             f"{statistics.mean(session.ended_s - session.arrives_s for session in one.sessions):,.1f}",
             f"{sum(session.waited_s for session in one.sessions):,.0f}",
-            ", ".join(f"{queue.queue} {queue.busy_share:.0%}" for queue in one.queues),
+            ", ".join(f"{names[queue.queue]} {queue.busy_share:.0%}" for queue in one.queues),
             one.errored,
         )
         for one in found
     ]
-    columns = ("policy", "all done after s", "/ bound", "mean session s", "waited s", "busy", "errored jobs")
+    columns = ("policy", "all done s", "/ bound", "session s", "waited s", "busy", "errored")
     print_table("", columns, rows, right=(1, 2, 3, 4, 6))
     missed = [
         f"{one.policy}: {session.name or session.session_id}"

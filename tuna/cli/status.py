@@ -38,6 +38,8 @@ def status(session_id: int | None, stays: bool, interval: float, as_json: bool) 
         print_json([_document(session) for session in found])
     else:
         show.sessions(found, details=session_id is not None)
+        if any(session.in_flight for session in found):  # or there is nothing that they could leave undone
+            show.aside(api.workers_aside())
     if letters := api.undrained_reports():
         reports = counted(letters, "report of a worker", "reports of workers")
         say(f"{reports} could not be drained: see the table dead_letter (docs/operations.md, Failures)", err=True)
@@ -58,6 +60,7 @@ def _document(session: Overview) -> dict[str, Any]:
         "environment": session.environment,
         "arch": session.arch,
         "jobs": session.jobs,
+        "without_solver": session.without_solver,
         "searches": {**asdict(session.searches), "total": session.searches.total},
         "in_flight": session.in_flight,
         "simulated": session.simulated,

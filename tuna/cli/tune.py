@@ -20,10 +20,11 @@ from tuna.sentences import counted
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-t", "--tag", required=True, help="Name for this set of layers.")
 @click.option("--library", default="tvm", show_default=True, help="What is tuned.")
-@click.option("-o", "--output", type=options.OUTPUT_FOLDER, help="Write databases and a report into this folder.")
+@click.option("-o", "--output", type=options.OUTPUT_FOLDER, help="The folder to write databases and a report into.")
 @click.option("-l", "--label", "reason", default="", help="Why: a short text; default: tune TAG.")
 @options.job_choices
 @options.conditions
+@options.cores
 @click.option("--strict", is_flag=True, help="Do nothing if any line of FILE is rejected.")
 def layers(
     file: Path,
@@ -50,12 +51,13 @@ def layers(
         tag,
     )
     number = prepared.session.id
+    if where := _cores_of(library):
+        say(f"kernels for {where} (--cores)")
     errored = work_through([number], workers=True)
     figures = api.report(number)
     print_winners(figures)
     if output is not None and figures.with_winner:
-        for form in api.forms_of(library):
-            show.exported(api.export(number, form, output))
+        show.exported(*(api.export(number, form, output) for form in api.forms_of(library)), marks=False)
         say(str(api.write_report(figures, output / "report.html")))
     if errored:
         say(f"{counted(errored, 'job')} failed; see why: `tuna status --session-id {number}`", err=True)
@@ -64,12 +66,21 @@ def layers(
     return 0 if done and done >= len(figures.layers) else 1
 
 
+def _cores_of(library: str) -> str:
+    """On how many cores a library measures; empty where its device is another."""
+    from tuna.libraries.registry import get_library
+    from tuna.sandbox.cores import of_all
+    from tuna.sandbox.discovery import Kind
+
+    return of_all() if get_library(library).device_kind is Kind.CPU else ""
+
+
 class _ByFile(click.Command):
     """Runs one of two commands, by what the file is; has the options of both."""
 
     def __init__(self, name: str, help_text: str) -> None:
         both = {str(one.name): one for command in (model.tune, layers) for one in command.params}
-        params = [_for_either(one) for one in both.values()]
+        params = [_for_either(one, _help_of(name)) for name, one in both.items()]
         params.sort(key=lambda one: isinstance(one, click.Option))
         super().__init__(name, params=params, help=help_text)
 
@@ -92,7 +103,22 @@ class _ByFile(click.Command):
             return chosen.invoke(own)
 
 
-def _for_either(parameter: click.Parameter) -> click.Parameter:
+def _help_of(name: str) -> str:
+    """The help of an option: what it means for layers and for models, where that is not the same."""
+    of = {"Layers": layers, "Models": model.tune}
+    texts = {
+        sort: f"{one.help} (default: {one.default})" if one.show_default else one.help or ""
+        for sort, command in of.items()
+        for one in command.params
+        if isinstance(one, click.Option) and one.name == name
+    }
+    distinct = set(texts.values())
+    if len(texts) == len(of) and len(distinct) == 1:
+        return distinct.pop()
+    return " ".join(f"{sort}: {text[:1].lower()}{text[1:]}" for sort, text in texts.items())
+
+
+def _for_either(parameter: click.Parameter, help_text: str) -> click.Parameter:
     """The parameter as one of both commands: what one of them requires may be missing."""
     if isinstance(parameter, click.Argument):
         return parameter
@@ -105,7 +131,7 @@ def _for_either(parameter: click.Parameter) -> click.Parameter:
         type=None if parameter.is_flag else kind,
         multiple=parameter.multiple,
         metavar=parameter.metavar,
-        help=parameter.help,
+        help=help_text,
         default=parameter.default if parameter.secondary_opts else None,
         **flags,
     )

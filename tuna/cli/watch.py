@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuna import api
 from tuna.cli import show
-from tuna.cli.console import by_state, duration, fitting, say, table
+from tuna.cli.console import duration, fitting, say, table
 from tuna.sentences import COMMAND_CHARS, counted, last_line, one_line
 from tuna.vocabulary import State
 
@@ -25,6 +25,8 @@ _MOST_SESSIONS = 12
 _MOST_WORKERS = 16
 #: Columns that the jobs by state need at least: they are wrapped.
 _NARROWEST = 20
+#: Characters of a worker's host: with more there would be no table on 80 columns; `tuna workers` has them all.
+_HOST_CHARS = 30
 _DASH = "–"
 
 
@@ -73,6 +75,8 @@ def view(snapshot: Snapshot, width: int = 160, height: int = 50) -> RenderableTy
     while _lines(first, width) > room and (smaller := next(sessions, None)) is not None:
         first = smaller
     parts: list[RenderableType] = [first, workers]
+    aside = [f"{one.name} is aside: {one.aside}" for one in snapshot.workers or () if one.aside]
+    parts += [Text(one_line(text), overflow="fold") for text in aside]
     parts += [Text(text, overflow="fold") for session in _chosen(snapshot) for text in _failures(session)]
     if snapshot.read_share < 1.0:
         parts.append(Text(f"reading the history: {100 * snapshot.read_share:.0f} %"))
@@ -137,7 +141,13 @@ def _workers(snapshot: Snapshot, width: int, most: int) -> RenderableType:
         return Text("workers: none")
     roles = Counter(worker.role for worker in snapshot.workers)
     rows = [
-        (f"{worker.host}:{worker.pid}", worker.role, worker.device or _DASH, str(len(worker.job_ids)), str(worker.done))
+        (
+            f"{one_line(worker.host, _HOST_CHARS)}:{worker.pid}",
+            worker.role,
+            worker.device or _DASH,
+            str(len(worker.job_ids)),
+            str(worker.done),
+        )
         for worker in snapshot.workers[:most]
     ]
     titles = ("worker", "role", "device", "current jobs", "done")
@@ -164,7 +174,7 @@ def _failures(session: LiveSession) -> list[str]:
 
 def _jobs(session: LiveSession) -> str:
     searches = show.searches(session.overview.searches)
-    parts = [by_state(session.overview.jobs), *([f"searches {searches}"] if searches else [])]
+    parts = [show.jobs_text(session.overview), *([f"searches {searches}"] if searches else [])]
     return "; ".join(filter(None, parts)) or "no jobs"
 
 

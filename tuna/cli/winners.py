@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from tuna.reports.report_data import LayerFigures, ReportFigures, TotalFigures
 
 
+#: Beside a time measured while the machine was busy, and beside a share of the peak above 1.
+NOISY, _ABOVE = "~", "*"
+_OF_PEAK = "of\npeak"
+#: Layers without a winner that are named below a table without their reasons.
+_MOST_NAMED = 20
+
+
 @dataclass(frozen=True)
 class _Column:
     """One column: its cells, and how soon it is left out where the terminal is narrow (the highest number first)."""
@@ -45,18 +52,24 @@ def print_winners(figures: ReportFigures) -> None:
         [[row[place] for place in kept] for row in cells],
         right=[position for position, place in enumerate(kept) if columns[place].right],
     )
+    if not any(columns[place].of_layer is _winner for place in kept):
+        for layer in [layer for layer in figures.layers if layer.no_winner][:_MOST_NAMED]:
+            say(f"{layer.label}: {layer.no_winner}")
     if total:
         say(_sentence(figures, total))
+    if any(columns[place].title == _OF_PEAK for place in kept):
+        for sentence in _of_peak(figures):
+            say(sentence)
     for model in figures.models:
         beside = f", {model.ratio:.2f} of {model.first}" if model.first != model.label else ""
         say(
             f"{model.name} on {model.where}: {model.time_ms:.4g} ms ({model.low_ms:.4g} to {model.high_ms:.4g}){beside}"
         )
-    if figures.header.noisy:
-        say(
-            f"noisy: the machine was busy while {formats.count(figures.header.noisy)} of the results were measured",
-            err=True,
-        )
+    marked = sum(layer.best.noisy for layer in figures.layers if layer.best)
+    others = figures.header.noisy - marked
+    if marked or others:
+        slower = f"; {formats.count(others)} of slower solvers too" if others else ""
+        say(f"{noisy_times(marked)}{slower}", err=True)
     if figures.header.simulated:
         say(
             f"simulated: {counted(figures.header.simulated, 'result was', 'results were')} timed by a stand-in, not by a device",
@@ -77,8 +90,8 @@ def _columns(figures: ReportFigures) -> list[_Column]:
         _Column("best solver", _winner, lambda total: "", optional=1, right=False),
         _Column(
             "ms",
-            lambda layer: formats.milliseconds(layer.best_ms, decimals),
-            lambda total: formats.milliseconds(total.time_ms, decimals),
+            lambda layer: marked_ms(layer.best_ms, decimals, noisy=layer.best is not None and layer.best.noisy),
+            lambda total: marked_ms(total.time_ms, decimals, noisy=False),
         ),
         _Column("±", _spread, lambda total: "", optional=6),
         _Column(
@@ -88,9 +101,9 @@ def _columns(figures: ReportFigures) -> list[_Column]:
             optional=4,
         ),
         _Column(
-            "of peak",
-            lambda layer: formats.percent(layer.peak_share),
-            lambda total: formats.percent(total.peak_share),
+            _OF_PEAK,
+            lambda layer: _share(layer.peak_share),
+            lambda total: _share(total.peak_share),
             optional=2,
         ),
         _Column(
@@ -121,7 +134,43 @@ def _spread(layer: LayerFigures) -> str:
 
     if layer.best is None:
         return ""
-    return formats.spread(layer.best.spread) + (" noisy" if layer.best.noisy else "")
+    return formats.spread(layer.best.spread)
+
+
+def marked_ms(time_ms: float | None, decimals: int, *, noisy: bool) -> str:
+    """A time with the mark of a noisy one, or a blank in its place."""
+    from tuna.reports import formats
+
+    return formats.milliseconds(time_ms, decimals) + (NOISY if noisy else " ")
+
+
+def noisy_times(number: int) -> str:
+    """The sentence for so many times with the mark."""
+    those = "it was" if number == 1 else "they were"
+    return f"{NOISY} {counted(number, 'time is', 'times are')} noisy: the machine was busy while {those} measured"
+
+
+def _share(share: float | None) -> str:
+    from tuna.reports import formats
+
+    return formats.percent(share) + (_ABOVE if share is not None and share > 1 else " ")
+
+
+def _of_peak(figures: ReportFigures) -> list[str]:
+    """What the shares are of, and why there are some above 100 %."""
+    from tuna.reports import formats
+
+    peaks = sorted({device.peak_gflops for device in figures.devices if device.peak_gflops})
+    if not peaks:
+        return []
+    shown = " or ".join(f"{formats.gflops(peak)} GFLOP/s" for peak in peaks)
+    sentences = [f"of peak: of the {shown} that a loop of fp32 multiply-adds reached on this device"]
+    shares = [*(one.peak_share for one in figures.layers), *(one.peak_share for one in figures.totals[:1])]
+    if any(share is not None and share > 1 for share in shares):
+        sentences.append(
+            f"{_ABOVE} above 100 %: GFLOP/s counts the operations of the direct algorithm, and Winograd needs fewer"
+        )
+    return sentences
 
 
 def _sentence(figures: ReportFigures, total: TotalFigures) -> str:

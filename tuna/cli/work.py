@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--steps", help="Comma-separated steps; default: all.")
 @click.option("--compile-processes", type=options.COUNT, help="Default: one for each core that may build.")
 @options.policy
+@options.cores
 def run(
     session_ids: tuple[int, ...], every: bool, steps: str | None, compile_processes: int | None, policy: str | None
 ) -> int:
@@ -67,6 +68,7 @@ def work_through(
                 on_progress=view.update,
                 on_wait=view.stopping,
                 on_behind=say_behind,
+                on_log=view.log_kept,
             )
         else:
             end = api.enqueue(session_ids, steps, policy=policy, on_progress=view.update, on_behind=say_behind)

@@ -12,14 +12,16 @@ import sqlalchemy as sa
 from tuna.configs import DataType, from_json_text
 from tuna.db.models import Config, FindDb, Job, Solver, StepResult, Trial
 from tuna.db.searches import MET
+from tuna.db.solvers import LayerWithoutSolver, without_solver
 from tuna.errors import BadInput, TunaError
-from tuna.libraries.base import BASELINE, FINALS
+from tuna.libraries.base import FINALS
 from tuna.libraries.registry import get_library
+from tuna.libraries.results import is_time
 from tuna.pipeline.reproduction import Repeated, commands
 from tuna.reports.network_totals import Counts, ordered
 from tuna.reports.report_data import LayerFigures, OtherTime, Point, SolverFigures
 from tuna.reports.steps import Steps
-from tuna.vocabulary import SEARCH, State
+from tuna.vocabulary import BASELINE, SEARCH, State
 
 #: Layers whose trials come with their params, for the curves: those that take the longest in the network.
 MAX_CURVES = 60
@@ -83,8 +85,8 @@ class _JobRow:
 
     @property
     def winner_ms(self) -> float | None:
-        """The winner's time, if it is positive and finite."""
-        return self.time_ms if self.time_ms is not None and self.time_ms > 0 else None
+        """The winner's time, if a run can have taken it."""
+        return self.time_ms if is_time(self.time_ms) else None
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,10 @@ def read_layers(
     networks: Counts,
     others: Mapping[int, OtherTime],
 ) -> tuple[LayerFigures, ...]:
-    """The layers in the order of their import. `others` are times of another session by config id."""
+    """The layers in the order of their import, those without a solver too. `others` are times of another session by config id."""
     jobs = _jobs(connection, session_id)
-    names = ordered(networks, jobs)
+    without = without_solver(connection, session_id)
+    names = ordered(networks, [*jobs, *(one.config_id for one in without)])
     counts = {config_id: networks[names[0]].get(config_id, 0) if names else 1 for config_id in jobs}
     readable = _readable(library)
     facts = _Facts(
@@ -116,8 +119,29 @@ def read_layers(
         params=_trial_params(connection, session_id, _longest(jobs, counts), readable),
         readable=readable,
     )
-    return tuple(
-        _layer(rows, facts, steps, counts[config_id], others.get(config_id)) for config_id, rows in jobs.items()
+    found = [_layer(rows, facts, steps, counts[config_id], others.get(config_id)) for config_id, rows in jobs.items()]
+    for one in without:
+        count = networks[names[0]].get(one.config_id, 0) if names else 1
+        found.append(_without_solver(one, count, others.get(one.config_id)))
+    return tuple(sorted(found, key=lambda layer: layer.config_id))
+
+
+def _without_solver(one: LayerWithoutSolver, count: int, other: OtherTime | None) -> LayerFigures:
+    return LayerFigures(
+        config_id=one.config_id,
+        label=one.layer,
+        driver=one.driver,
+        kind=one.kind,
+        flops=None,
+        solvers=(),
+        peak_share=None,
+        peak_unknown=one.reason,
+        trials=0,
+        failed=0,
+        median_ms=None,
+        no_winner=one.reason,
+        count=count,
+        other=other,
     )
 
 
@@ -187,7 +211,7 @@ def _searches(connection: sa.Connection, session_id: int) -> dict[int, _Search]:
         search.trials += 1
         if row.cause is not None:
             search.failed += 1
-        elif row.time_ms is not None and row.time_ms > 0:
+        elif is_time(row.time_ms):
             search.early += row.ended_early
             search.measured.append(Measured(row.number, row.time_ms, row.round, row.job_id))
     return searches

@@ -11,8 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuna.configs import KINDS, DataType, read_line
-from tuna.db import configs, networks, sessions
+from tuna.db import sessions
 from tuna.db.models import Config, ConfigTag, Device, Environment, FindDb, GoldenEntry, ModelConfig, Session, Solver
 from tuna.db.models import StepResult as Attempt
 from tuna.errors import BadInput, NotFound
@@ -84,9 +83,13 @@ def conditions(connection: sa.Connection, wanted: ResultFilter) -> Conditions:
 
 def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Condition]:
     if wanted.model is not None:
+        from tuna.db import networks
+
         model_id, _ = networks.find(connection, wanted.model)
         yield Config.id.in_(sa.select(ModelConfig.config_id).where(ModelConfig.model_id == model_id))
     if wanted.tag is not None:
+        from tuna.db import configs
+
         configs.require_tag(connection, wanted.tag)
         yield Config.id.in_(sa.select(ConfigTag.config_id).where(ConfigTag.tag == wanted.tag))
     if wanted.layer is not None:
@@ -97,6 +100,8 @@ def _on_configs(connection: sa.Connection, wanted: ResultFilter) -> Iterator[_Co
     for text in wanted.shape:
         yield _shape(text)
     if wanted.dtype is not None:
+        from tuna.configs import DataType
+
         name = wanted.dtype.upper()
         if name not in DataType.__members__:
             raise BadInput(f"{wanted.dtype!r} is no data type.", hint=f"there are {', '.join(DataType.__members__)}")
@@ -109,6 +114,8 @@ def _holds(text: str) -> _Condition:
 
 
 def _kind(op: str) -> str:
+    from tuna.configs import KINDS
+
     names = sorted(KINDS.names())
     found = [name for name in names if name == op] or [name for name in names if name.startswith(op)]
     if len(found) != 1:
@@ -120,6 +127,8 @@ def _shape(text: str) -> _Condition:
     name, mark, value = text.partition("=")
     if not mark:
         return sa.func.instr(Config.label, text) > 0
+    from tuna.configs import KINDS
+
     fields = {field for kind in KINDS.all().values() for field in kind.config.field_names()}
     if name not in fields:
         raise BadInput(f"No kind of layer has a field {name!r}.", hint=f"fields: {', '.join(sorted(fields))}")
@@ -130,6 +139,8 @@ def _shape(text: str) -> _Condition:
 
 
 def _named(text: str) -> _Condition:
+    from tuna.configs import read_line
+
     names = [Config.label == text, Config.problem_key == text, Config.driver == text]
     if len(text) >= _KEY_DIGITS and re.fullmatch("[0-9a-f]+", text):
         names.append(Config.key.startswith(text))
@@ -154,7 +165,7 @@ def _solvers(connection: sa.Connection, wanted: ResultFilter) -> tuple[int, ...]
 def _sessions(connection: sa.Connection, wanted: ResultFilter) -> tuple[tuple[int, ...] | None, str | None]:
     """The sessions, and the name of the device if one of several is meant."""
     if wanted.session_id is not None:
-        sessions.get(connection, wanted.session_id)  # raises NotFound
+        sessions.require(connection, wanted.session_id)
     given = [wanted.library, wanted.arch, wanted.device, wanted.environment, wanted.session_id]
     if all(value is None for value in given):
         return None, None

@@ -17,10 +17,10 @@ from tuna.db.batches import parts
 from tuna.db.models import Config, Environment, FindDb, Golden, GoldenEntry, Job, Session, Solver, Trial
 from tuna.db.models import StepResult as Attempt
 from tuna.db.searches import why_ended
-from tuna.libraries.base import BASELINE
-from tuna.pipeline.reproduction import Repeated, commands
+from tuna.db.types import timed
 from tuna.reports.result_filter import Conditions, conditions
 from tuna.reports.result_rows import ResultFilter, ResultRow, ResultRows
+from tuna.vocabulary import BASELINE
 
 #: As many layers or fewer are named one by one; where a condition leaves more, the layers are gone through in their order.
 _FEW = 2_000
@@ -57,15 +57,18 @@ _COPIED = (
 )
 
 
-def query(connection: sa.Connection, wanted: ResultFilter) -> ResultRows:
-    """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a value that cannot be."""
+def query(connection: sa.Connection, wanted: ResultFilter, *, with_commands: bool = True) -> ResultRows:
+    """The rows that meet the filter; raises NotFound for a name that there is not, BadInput for a value that cannot be.
+
+    Without commands `ResultRow.command` is empty; to make them loads the libraries.
+    """
     meant = conditions(connection, wanted)
     found: list[Any] = []
     for layers in _layers(connection, meant):
         found += _trials(connection, meant, layers) if wanted.n_best else _results(connection, meant, layers)
         if len(found) > wanted.limit:
             break
-    rows = _described(connection, found[: wanted.limit])
+    rows = _described(connection, found[: wanted.limit], with_commands=with_commands)
     return ResultRows(tuple(rows), wanted.limit, len(found) > wanted.limit)
 
 
@@ -184,7 +187,7 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
         _from_layers(sa.select(Trial.id.label("trial_id"), place.label("place")), Job)
         .join(Trial, Trial.job_id == Job.id)
         .join(Session, Session.id == Job.session_id)
-        .where(Job.config_id.in_(layers), Trial.cause.is_(None), Trial.time_ms > 0, Trial.ended_early.is_(False))
+        .where(Job.config_id.in_(layers), Trial.cause.is_(None), timed(Trial.time_ms), Trial.ended_early.is_(False))
         .where(*meant.of_keys(Job.session_id, Job.solver_id), *meant.of_trials(Job.id, Trial.measured_at))
         .subquery()
     )
@@ -220,13 +223,12 @@ def _trials(connection: sa.Connection, meant: Conditions, layers: Sequence[int])
     return sorted(chosen, key=lambda row: (row.config_id, row.time_ms, row.solver, row.params or "", row.session_id))
 
 
-def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[ResultRow]:
+def _described(connection: sa.Connection, rows: Sequence[Any], *, with_commands: bool) -> Iterator[ResultRow]:
     """The rows with who measured them, and how it is repeated."""
     jobs = {row.job_id for row in rows if row.job_id is not None}
     attempts, ended = _attempts(connection, jobs), why_ended(connection, jobs)
-    of_row = [_repeated(row, attempts) for row in rows]
-    found = commands(connection, [one for one in of_row if one is not None])
-    for row, repeated in zip(rows, of_row, strict=True):
+    commands = _commands(connection, rows, attempts) if with_commands else [""] * len(rows)
+    for row, command in zip(rows, commands, strict=True):
         attempt = None if row.source else attempts.get(row.job_id)
         yield ResultRow(
             **{name: getattr(row, name) for name in _COPIED},
@@ -242,8 +244,22 @@ def _described(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[Resul
             worker=row.worker or (attempt.worker if attempt else ""),
             device=row.device or (attempt.device if attempt else "") or row.environment_device,
             measured_at=row.at,
-            command=(repeated and found.get(repeated)) or _other_command(row),
+            command=command,
         )
+
+
+def _commands(connection: sa.Connection, rows: Sequence[Any], attempts: Mapping[int, Any]) -> list[str]:
+    """For each row what repeats its measurement, or shows more of it."""
+    from tuna.pipeline.reproduction import Repeated, commands
+
+    def repeated(row: Any) -> Repeated | None:
+        if row.golden is not None or row.source or row.job_id not in attempts:
+            return None
+        return Repeated(row.job_id, attempts[row.job_id].step, row.trial_number)
+
+    of_row = [repeated(row) for row in rows]
+    found = commands(connection, [one for one in of_row if one is not None])
+    return [(one and found.get(one)) or _other_command(row) for row, one in zip(rows, of_row, strict=True)]
 
 
 def _attempts(connection: sa.Connection, job_ids: Iterable[int]) -> dict[int, Any]:
@@ -255,13 +271,6 @@ def _attempts(connection: sa.Connection, job_ids: Iterable[int]) -> dict[int, An
         for row in connection.execute(query.order_by(Attempt.device != "", Attempt.id)):
             found[row.job_id] = row
     return found
-
-
-def _repeated(row: Any, attempts: Mapping[int, Any]) -> Repeated | None:
-    """The measurement of a result, if it was made here."""
-    if row.golden is not None or row.source or row.job_id not in attempts:
-        return None
-    return Repeated(row.job_id, attempts[row.job_id].step, row.trial_number)
 
 
 def _other_command(row: Any) -> str:

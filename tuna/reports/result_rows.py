@@ -102,6 +102,10 @@ class ResultRow:
         return document | {"spread": self.spread, "source": self.source}
 
 
+#: Of the table that `ResultRows` is shown as.
+_COLUMNS = ("layer", "solver", "ms", "marks", "arch", "session", "device")
+
+
 @dataclass(frozen=True)
 class ResultRows(Sequence[ResultRow]):
     """The answer: rows by layer in the order of its import, then time, solver, session."""
@@ -133,14 +137,26 @@ class ResultRows(Sequence[ResultRow]):
         found = pd.DataFrame([row.as_json() for row in self.rows], columns=columns)
         return found.assign(measured_at=pd.to_datetime(found["measured_at"], utc=True))
 
+    def __str__(self) -> str:
+        """A line for each row; all that is known of one is in its fields."""
+        lines = [_COLUMNS, *(tuple("" if cell is None else f"{cell}" for cell in row) for row in self._cells())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([*(text.rstrip() for text in texts), *filter(None, [self._note])])
+
     def _repr_html_(self) -> str:
         from tuna.reports.html_table import table
 
-        cells = [
+        return table("", _COLUMNS, self._cells(), self._note)
+
+    def _cells(self) -> list[tuple[object, ...]]:
+        return [
             (row.layer, row.solver, row.time_ms, row.marks, row.arch, row.session_id, row.device) for row in self.rows
         ]
-        note = f"The first {self.limit}; there are more." if self.more else ""
-        return table("", ("layer", "solver", "ms", "marks", "arch", "session", "device"), cells, note)
+
+    @property
+    def _note(self) -> str:
+        return f"The first {self.limit}; there are more." if self.more else ""
 
 
 _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

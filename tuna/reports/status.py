@@ -91,18 +91,21 @@ class Watcher:
 
 
 def live_workers(settings: Settings, namespace: str) -> tuple[WorkerStatus, ...] | None:
-    """The workers with a heartbeat; None when Redis does not answer. Starts no embedded Redis."""
+    """The workers with a heartbeat; None when Redis does not answer.
+
+    Starts no embedded Redis: where none runs, there are no workers either.
+    """
     import redis
 
     from tuna import redis_client
     from tuna.membership.heartbeat import HeartbeatBoard
-    from tuna.pipeline.connection import redis_url
+    from tuna.pipeline.connection import redis_url, uses_embedded
 
     try:
         client = redis_client.single_attempt_client(redis_url(settings), 1.0)
         return tuple(HeartbeatBoard(client, namespace, settings.lease_s).live())
-    except (redis.RedisError, OSError, ValueError, TunaError):
-        return None
+    except (redis.RedisError, OSError, ValueError, TunaError) as error:
+        return () if uses_embedded(settings) and type(error) is redis.ConnectionError else None
 
 
 def _rates(connection: sa.Connection) -> dict[int, float]:

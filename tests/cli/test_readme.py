@@ -1,0 +1,83 @@
+"""The rows of README's table "Use", typed as they are printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import DRIVERS, DatabaseBuilder, tuned_network
+from command_lines import Ended
+
+from tuna.db import networks
+from tuna.db.engine import make_engine, writing
+from tuna.db.networks import Named
+
+ROOT = Path(__file__).parents[2]
+TABLE = (ROOT / "README.md").read_text().split("\n## Use\n")[1].split("\n\nLayers are ")[0].split("\n\n")[-1]
+TYPED = re.findall(r"`((?:tuna|\.venv/bin/python) [^`]+)`", TABLE)
+#: What tunes: a drill types it with a layer and a model.
+TUNING = [line for line in TYPED if line.startswith(("tuna tune ", ".venv/bin/python "))]
+#: Commands that another test types, and where.
+ELSEWHERE = {"tuna tune-rpc @tune_rpc.yaml @workloads.yaml": "cli/test_tune_rpc_port.py"}
+READING = [line for line in TYPED if line not in {*TUNING, *ELSEWHERE}]
+
+
+@pytest.fixture
+def tuned(home: Path) -> None:
+    """Two sessions with the same layers, which a network names."""
+    engine = make_engine(f"sqlite:///{home}/tuna.sqlite")
+    with writing(engine) as connection:
+        build = DatabaseBuilder(connection)
+        first = tuned_network(build, trials=3)
+        second = build.session(reason="another night", arch="znver4")
+        rows = [build.config(layer) for layer in DRIVERS]
+        for row in rows:
+            build.winner(second, row, build.solver("TvmConvDirectNCHW"), 1.0, kernel=build.kernel(b"library"))
+        network, framework = Named("resnet18", "1"), Named("onnx", "1")
+        networks.add_model(connection, network)
+        networks.add_framework(connection, framework)
+        ids = networks.ids(connection, network, framework)
+        networks.set_weights(connection, *ids, 1, dict.fromkeys(rows, 1))
+    engine.dispose()
+    assert (first, second) == (1, 2), "the numbers that the table has"
+
+
+def test_the_table_is_found() -> None:
+    assert {"tuna doctor", "tuna results --session-id 1", "tuna coverage resnet18 --arch znver4"} <= set(READING)
+    assert len(TUNING) == 3
+    for line, file in ELSEWHERE.items():
+        assert line.split()[1] in (ROOT / "tests" / file).read_text()
+
+
+@pytest.mark.parametrize("line", READING)
+@pytest.mark.usefixtures("tuned")
+def test_a_row_that_reads_works_as_printed(line: str, type_in: Callable[..., Ended]) -> None:
+    ended = type_in(*shlex.split(line))
+    assert ended.code == 0, ended
+    assert ended.out.strip()
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.timeout(900)
+def test_the_rows_that_tune_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order and in one folder, as programs; DIR is what the first of them wrote."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "models")
+    import nets
+    import onnx
+
+    (home.parent / "layers.txt").write_text("MIOpenDriver conv -n 1 -c 16 -H 14 -W 14 -k 16 -y 3 -x 3 -p 1 -q 1 -F 1\n")
+    onnx.save(nets.residual(), "model.onnx")
+    for line in TUNING:
+        program, *words = shlex.split(line.replace("DIR", "out"))
+        if program != "tuna":
+            words[0] = str(ROOT / words[0])
+        program = str(Path(sys.executable).with_name(Path(program).name))
+        done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert json.loads(Path("model.so.json").read_text())["inputs"]
