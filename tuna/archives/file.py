@@ -14,18 +14,22 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, NamedTuple, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tuna.artifact_files import MAX_BYTES
 from tuna.errors import BadInput
-from tuna.files import atomic_file
+from tuna.files import atomic_file, bounded_lines
 
 NAME, VERSION = "tuna-session", 1
 BATCH, END = "batch", "end"
-#: Longest line: the largest artifact in base64, and its row.
-_MAX_LINE_BYTES = MAX_BYTES // 3 * 4 + (1 << 20)
+#: Largest artifact: what is read is in memory, and a few kilobytes can unpack to gigabytes.
+_MAX_ARTIFACT_BYTES = 64 << 20
+#: Longest line: the largest artifact in base64, and its row; any other line; and all lines.
+_MAX_LINE_BYTES = _MAX_ARTIFACT_BYTES // 3 * 4 + (1 << 20)
+_MAX_ROW_BYTES, _MAX_BYTES = 8 << 20, 64 << 30
+#: Of an artifact's row. Values take fifty times the memory of their text, a string no more than it.
+_KERNEL, _MAX_KERNEL_VALUES = b'["kernel",[', 16
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,14 @@ class Header:
 _HEADER = TypeAdapter(Header)
 
 
+class Line(NamedTuple):
+    """A line between header and end."""
+
+    name: str
+    value: Any
+    size_bytes: int
+
+
 class ArchiveWriter:
     """Appends lines to an archive."""
 
@@ -56,8 +68,10 @@ class ArchiveWriter:
         self._stream, self._hash = stream, hashlib.sha256()
 
     def line(self, name: str, value: Any) -> None:
-        """Append one line."""
+        """Append one line; raises BadInput for one that is too long to be restored."""
         data = _line(name, value)
+        if not _is_bounded(data):
+            raise BadInput(f"A row of table {name} has {len(data) >> 20} MiB, more than an archive takes.")
         self._hash.update(data)
         self._stream.write(data)
 
@@ -83,7 +97,7 @@ def writer(path: Path, header: Header) -> Iterator[ArchiveWriter]:
 def verify(path: Path) -> Header:
     """The header of an archive that was read to its end and has the hash that it names; raises BadInput."""
     header: Header | None = None
-    for name, value in _checked(path):
+    for name, value, _ in _checked(path):
         if header is None:
             header = _header(path, name, value)
     if header is None:
@@ -91,19 +105,28 @@ def verify(path: Path) -> Header:
     return header
 
 
-def rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The lines between header and end, (name, value); raises BadInput as `verify` does, at the end at the latest."""
+def rows(path: Path) -> Iterator[Line]:
+    """The lines between header and end; raises BadInput as `verify` does, at the end at the latest."""
     lines = _checked(path)
     next(lines, None)
     yield from lines
 
 
-def _checked(path: Path) -> Iterator[tuple[str, Any]]:
+def _is_bounded(data: bytes) -> bool:
+    """Whether a line takes little memory when it is read."""
+    if len(data) <= _MAX_ROW_BYTES:
+        return True
+    return data.startswith(_KERNEL) and data.count(b",") <= _MAX_KERNEL_VALUES and len(data) <= _MAX_LINE_BYTES
+
+
+def _checked(path: Path) -> Iterator[Line]:
     """All lines but the last, whose hash must be theirs."""
     found, read = hashlib.sha256(), 0
     try:
         with gzip.open(path, "rb") as stream:
-            while data := stream.readline(_MAX_LINE_BYTES):
+            for data in bounded_lines(cast(BinaryIO, stream), path, _MAX_LINE_BYTES, _MAX_BYTES):
+                if not _is_bounded(data):
+                    raise BadInput(f"{path} is damaged: a line has {len(data) >> 20} MiB.")
                 name, value = json.loads(data, parse_constant=_refuse)
                 if name == END:
                     if value != found.hexdigest() or stream.read(1):
@@ -113,7 +136,7 @@ def _checked(path: Path) -> Iterator[tuple[str, Any]]:
                     break
                 found.update(data)
                 read += 1
-                yield name, value
+                yield Line(name, value, len(data))
     except gzip.BadGzipFile as error:
         if not read:
             raise BadInput(f"{path} is no archive of a session.") from None

@@ -18,6 +18,7 @@ from tuna.db.models import (
     GoldenKernel,
     Job,
     Kernel,
+    NoSolver,
     SearchSibling,
     Session,
     SolverApplicability,
@@ -160,4 +161,6 @@ def _delete_applicability(engine: sa.Engine, session_id: int) -> bool:
             query = sa.select(pair.config_id).where(mine).distinct().order_by(pair.config_id).limit(_CONFIGS)
             configs: Sequence[int] = connection.execute(query).scalars().all()
             connection.execute(sa.delete(pair).where(mine, pair.config_id.in_(configs)))
+            if not configs:
+                connection.execute(sa.delete(NoSolver).where(NoSolver.session_id == session_id))
     return bool(configs)

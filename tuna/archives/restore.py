@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
-from tuna.archives.file import BATCH, Header, rows, verify
+from tuna.archives.file import BATCH, Header, Line, rows, verify
 from tuna.db.batches import IN_LIST, parts
 from tuna.db.engine import writing
 from tuna.db.models import FindDb, Job, Session, SolverApplicability
@@ -63,7 +63,7 @@ def restore(
             restoration = _Restoration(connection, header, path, reason)
             done = 0
             for batch in _batches(rows(path), header):
-                restoration.write(batch)
+                restoration.write(batch) if batch else restoration.end_batch()
                 done += len(batch.get("job", ()))
                 if on_jobs:
                     on_jobs(done, header.jobs)
@@ -79,19 +79,28 @@ def restore(
         ) from None
 
 
-def _batches(lines: Iterable[tuple[str, Any]], header: Header) -> Iterator[dict[str, list[_Row]]]:
-    """Rows by table, as many at a time as were written together."""
+def _batches(lines: Iterable[Line], header: Header) -> Iterator[dict[str, list[_Row]]]:
+    """Rows by table, a bounded number at a time; an empty one follows those that were written together."""
     readers = {name: tables.RowReader(name, names) for name, names in header.columns.items() if name in _KNOWN}
-    for is_end, group in itertools.groupby(lines, key=lambda line: line[0] == BATCH):
-        batch: dict[str, list[_Row]] = {}
-        for name, value in () if is_end else group:
-            if name not in readers:
-                raise ValueError(f"there is no table {name!s:.40}")
-            batch.setdefault(name, []).append(readers[name].read(value))
-        if batch:
+    batch: dict[str, list[_Row]] = {}
+    held_bytes = 0
+    for name, value, size_bytes in lines:
+        if batch and (name == BATCH or held_bytes + size_bytes > _HELD_BYTES):
             yield batch
+            batch, held_bytes = {}, 0
+        if name == BATCH:
+            yield {}
+            continue
+        if name not in readers:
+            raise ValueError(f"there is no table {name!s:.40}")
+        batch.setdefault(name, []).append(readers[name].read(value))
+        held_bytes += size_bytes
+    if batch:
+        yield batch
 
 
+#: Of lines whose rows are in memory at a time.
+_HELD_BYTES = 4 << 20
 _KNOWN = {*tables.SHARED, *tables.OWN}
 
 
@@ -122,24 +131,33 @@ class _Restoration:
             self._kernel(row)
         for name in _SHARED_KEYS:
             if name in batch:
-                self.ids[name] = self._merge(name, [self._translated(name, row) for row in batch[name]])
+                self._know(name, self._merge(name, [self._translated(name, row) for row in batch[name]]))
         if "session" in batch:
             self._session(*batch["session"])
         for name in tables.DETAILS:
             self._shared(name, batch, ("config_id",))
         self._shared("config_tag", batch, ("tag", "config_id"))
-        self._insert("solver_applicability", batch.get("solver_applicability", []))
+        for name in ("solver_applicability", "no_solver"):
+            self._insert(name, batch.get(name, []))
         jobs = batch.get("job", [])
         for row in jobs:
             if row["state"] not in {state.value for state in State}:
                 raise ValueError(f"there is no state {row['state']!r:.40}")
-        self.ids["job"] = self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part"))
+        self._know("job", self._insert("job", jobs, ("config_id", "solver_id", "steps", "round", "part")))
         self.jobs += len(jobs)
         for name in ("step_result", "trial"):
             self._insert(name, batch.get(name, []))
-        self.ids["find_db"] = self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id"))
+        self._know("find_db", self._insert("find_db", batch.get("find_db", []), ("config_id", "solver_id")))
         self._insert("find_db_kernel", batch.get("find_db_kernel", []))
         self._insert("search_sibling", batch.get("search_sibling", []))
+
+    def end_batch(self) -> None:
+        """Forget the ids of configs and of what is theirs, to which nothing refers that follows."""
+        for name in ("config", "job", "find_db"):
+            self.ids.pop(name, None)
+
+    def _know(self, name: str, ids: Mapping[int, int]) -> None:
+        self.ids.setdefault(name, {}).update(ids)
 
     def finish(self) -> Restored:
         """What was restored; raises BadInput unless it is all that the header names."""
@@ -261,7 +279,7 @@ def _taken(connection: sa.Connection, path: Path, header: Header) -> set[str]:
     if not ids:
         return found
     places = {name: header.columns[name].index("id") for name in ids}
-    for name, value in itertools.chain(rows(path), ((name, None) for name in tuple(ids))):
+    for name, value, _ in itertools.chain(rows(path), (Line(name, None, 0) for name in tuple(ids))):
         if name not in ids or name in found:
             continue
         if value is not None:

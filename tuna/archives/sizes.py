@@ -10,11 +10,9 @@ import sqlalchemy as sa
 
 from tuna.db import jobs, searches, sessions
 from tuna.db.engine import reading
-from tuna.db.models import Environment, FindDb, FindDbKernel, Job, Kernel, Session, Trial
+from tuna.db.models import Environment, FindDb, FindDbKernel, Golden, GoldenEntry, Job, Kernel, Session, Trial
 from tuna.db.searches import Searches
 from tuna.errors import TunaError
-from tuna.golden.versions import of_session
-from tuna.libraries.registry import get_library
 from tuna.pipeline.states import is_open
 from tuna.vocabulary import IN_FLIGHT, SEARCH, State
 
@@ -83,6 +81,8 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
     artifacts, artifact_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.sum(Kernel.size_bytes)).where(Kernel.digest.in_(used.select()))
     ).one()
+    has_entry = sa.exists().where(GoldenEntry.golden_id == Golden.id, GoldenEntry.session_id == row.id)
+    versions = sa.select(Golden.version).where(has_entry).order_by(Golden.version)
     return SessionSize(
         id=row.id,
         uuid=row.uuid,
@@ -99,13 +99,17 @@ def _size(connection: sa.Connection, row: Any) -> SessionSize:
         results=results,
         artifacts=artifacts,
         artifact_bytes=int(artifact_bytes or 0),
-        golden=tuple(one.version for one in of_session(connection, row.id)),
+        golden=tuple(connection.execute(versions).scalars()),
     )
 
 
 def _waits(library: str, state: str, step: str) -> bool:
     """Whether a job in `state` waits for `step`; `compiled` is the end of one whose last step runs on a CPU."""
+    if state != State.COMPILED.value:  # of the others the library is not asked: to load it takes long
+        return state in (State.NEW.value, State.SEARCHING.value)
+    from tuna.libraries.registry import get_library
+
     try:
         return is_open(state, get_library(library).step(step).resource)
     except TunaError:  # the library is not installed here, or has no such step any more
-        return state in (State.NEW.value, State.SEARCHING.value, State.COMPILED.value)
+        return True

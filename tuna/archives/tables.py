@@ -17,7 +17,10 @@ from tuna.db.types import UtcDateTime
 DETAILS = ("conv_config", "gemm_config", "batch_norm_config")
 #: In the order in which rows can be inserted. Those of `SHARED` belong to no session: what is there already stays.
 SHARED = ("environment", "device", "solver", "kernel", "config", *DETAILS, "config_tag")
-OWN = ("session", "solver_applicability", "job", "step_result", "trial", "find_db", "find_db_kernel", "search_sibling")
+OWN = (
+    *("session", "solver_applicability", "no_solver", "job"),
+    *("step_result", "trial", "find_db", "find_db_kernel", "search_sibling"),
+)
 _INT64 = 1 << 63
 #: Tables whose ids are the session's own.
 WITH_IDS = ("job", "step_result", "trial", "find_db")

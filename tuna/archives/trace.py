@@ -27,6 +27,7 @@ from tuna.db.batches import parts
 from tuna.db.engine import reading
 from tuna.db.models import Config, FindDb, FindDbKernel, Job, Kernel, Session, Solver, StepResult, Trial
 from tuna.errors import BadInput, StorageFull
+from tuna.files import bounded_lines
 from tuna.libraries.base import FINALS, Environment
 from tuna.version import __version__
 from tuna.vocabulary import IN_FLIGHT, State
@@ -46,6 +47,10 @@ LOCAL: Mapping[str, frozenset[str]] = {
     "find_db": frozenset({"id", "session_id", "config_id", "solver_id", "job_id", "final_job_id"}),
     "find_db_kernel": frozenset({"find_db_id"}),
 }
+
+
+#: Bounds of a line, which may hold the artifacts of a result, and of the file.
+_MAX_LINE_BYTES, _MAX_BYTES = 256 << 20, 64 << 30
 
 
 class JobName(NamedTuple):
@@ -103,7 +108,7 @@ class Trace:
         """
         self._file.seek(0)
         end = 0
-        for number, line in enumerate(self._file, 1):
+        for number, line in enumerate(bounded_lines(self._file, self.path, _MAX_LINE_BYTES, _MAX_BYTES), 1):
             try:
                 found = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:

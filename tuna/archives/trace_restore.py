@@ -14,7 +14,6 @@ from sqlalchemy.exc import StatementError
 
 from tuna.archives import tables
 from tuna.archives.trace import ENDED, LOCAL, OF_JOB, JobName, Trace, job_name, job_of
-from tuna.artifact_files import MAX_BYTES
 from tuna.configs import from_json
 from tuna.db import configs, sessions
 from tuna.db.engine import writing
@@ -24,6 +23,8 @@ from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.vocabulary import State
 
+#: Largest artifact that is unpacked.
+_MAX_ARTIFACT_BYTES = 256 << 20
 #: Fields of a trial's line that name its job.
 _OF_OWNER = ("solver", *OF_JOB)
 
@@ -81,7 +82,7 @@ class _Restoration:
     def artifacts(self, line: Mapping[str, Any], keep: Callable[[bytes], object]) -> None:
         """Store the artifacts of a line."""
         for digest, text in ((line["result"] or {}).get("artifacts") or {}).items():
-            blob = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MAX_BYTES)
+            blob = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MAX_ARTIFACT_BYTES)
             if hashlib.sha256(blob).hexdigest() != digest:
                 raise ValueError(f"artifact {digest:.64} has other bytes than its name says")
             row = {"digest": digest, "blob": blob, "size_bytes": len(blob)}

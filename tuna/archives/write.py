@@ -15,7 +15,7 @@ from tuna.archives.file import BATCH, ArchiveWriter, Header, writer
 from tuna.db import schema, sessions
 from tuna.db.batches import parts
 from tuna.db.engine import reading
-from tuna.db.models import FindDb, Job, Session, SolverApplicability
+from tuna.db.models import FindDb, Job, NoSolver, Session, SolverApplicability
 from tuna.version import __version__
 
 #: Configs of a batch, with all their rows: what is in memory at a time.
@@ -92,7 +92,7 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
     put("environment", tables.table("environment").c.id == environment_id)
     put("device", tables.table("device").c.environment_id == environment_id)
     put("session", Session.id == session_id)
-    used = [sa.select(one.solver_id).where(one.session_id == session_id) for one in _OF_CONFIGS]
+    used = [sa.select(one.solver_id).where(one.session_id == session_id) for one in _OF_SOLVERS]
     put("solver", tables.table("solver").c.id.in_(sa.union(*used).subquery().select()))
     file.line(BATCH, None)
     for ids in _configs(connection, session_id):
@@ -115,6 +115,7 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
             put_for(name, "config_id", ids)
         pair = SolverApplicability
         put("solver_applicability", pair.session_id == session_id, pair.config_id.in_(ids))
+        put("no_solver", NoSolver.session_id == session_id, NoSolver.config_id.in_(ids))
         jobs = put("job", Job.session_id == session_id, Job.config_id.in_(ids))
         job_ids = [row.id for row in jobs]
         put_for("step_result", "job_id", job_ids)
@@ -126,7 +127,8 @@ def _write(connection: sa.Connection, session_id: int, file: ArchiveWriter, seen
         yield len(jobs)
 
 
-_OF_CONFIGS = (SolverApplicability, Job, FindDb)
+_OF_SOLVERS = (SolverApplicability, Job, FindDb)
+_OF_CONFIGS = (*_OF_SOLVERS, NoSolver)
 
 
 def _configs(connection: sa.Connection, session_id: int) -> Iterator[list[int]]:

@@ -22,12 +22,12 @@ COMMANDS: dict[DataType, str] = {
 #: What inputs may be rounded to before they are multiplied.
 COMPUTE_TYPES = ("TF32", "BF16", "FP16")
 _FIRST = ("m", "n", "k", "batch_count", "trans_a", "trans_b", "data_type")
-_LATER = (
+LATER = (
     *("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"),
     *("b_type", "c_type", "compute_type", "scale_a", "scale_b", "scale_c"),
 )
 #: Every field, in the order of `to_json`.
-FIELDS = (*_FIRST, *_LATER)
+FIELDS = (*_FIRST, *LATER)
 _SIZES = ("m", "n", "k", "batch_count")
 _INPUTS = {name: found for name, found in DATA_TYPES.items() if found is not DataType.INT32}
 _WHOLE = (DataType.INT8, DataType.UINT8)
@@ -50,7 +50,7 @@ class GemmConfig(Config):
 
     kind: ClassVar[str] = "gemm"
     json_fields: ClassVar[tuple[str, ...]] = FIELDS
-    later_fields: ClassVar[tuple[str, ...]] = _LATER
+    later_fields: ClassVar[tuple[str, ...]] = LATER
 
     m: int
     n: int

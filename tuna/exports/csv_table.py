@@ -1,8 +1,9 @@
 """Whole results as CSV (RFC 4180: commas, CRLF, quotes doubled) in UTF-8; docs/formats.md describes each column.
 
 Text that a spreadsheet would take for a formula is written after an apostrophe, which the reader takes off again: what
-begins with one of `= + - @`, their full-width forms, tab, CR, LF, or with an apostrophe itself. A cell that may have no
-value is empty then; an empty text in it is a lone apostrophe.
+begins with one of `= + - @`, their full-width forms, tab, LF, or with an apostrophe itself. Text with characters that a
+terminal obeys, such as ESC, is written after an apostrophe as a JSON string. A cell that may have no value is empty then;
+an empty text in it is a lone apostrophe.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ from tuna.exports.generic import VERSION, GenericExporter
 from tuna.exports.json_lines import from_json, to_json
 from tuna.libraries import compressed
 from tuna.libraries.results import ResultRecord
+from tuna.sentences import inert
 
-_FORMULA = tuple("=+-@＝＋－＠\t\r\n'")
+_FORMULA = tuple("=+-@＝＋－＠\t\n'")
+#: How a text begins that is a JSON string: no other cell does.
+_JSON = "'\""
 #: Longest cell that is read; params and targets are long texts.
 _CELL_LIMIT = 16 << 20
 
 
 def text_cell(value: str) -> str:
-    """Text as a cell that no spreadsheet takes for a formula."""
+    """Text as a cell that no spreadsheet takes for a formula, and that no terminal obeys."""
+    if inert(value) != value:
+        return f"'{json.dumps(value)}"
     return f"'{value}" if value.startswith(_FORMULA) else value
 
 
 def _plain(cell: str) -> str:
+    if cell.startswith(_JSON):
+        return str(json.loads(cell[1:]))
     return cell.removeprefix("'")
 
 

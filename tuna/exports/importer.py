@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,6 @@ from tuna.db.upsert import upsert
 from tuna.errors import BadInput
 from tuna.exports import registry
 from tuna.exports.intake import Batch, ImportReport, Task
-from tuna.libraries.base import canonical_name
 from tuna.libraries.exporter import ImportedResult
 from tuna.libraries.miopen import problem_key
 from tuna.libraries.miopen.formats import find_db
@@ -31,6 +29,8 @@ from tuna.libraries.miopen.formats.find_db import FindRecord
 from tuna.libraries.miopen.formats.perf_db import PerfRecord
 from tuna.libraries.miopen.problem import ProblemConfig
 from tuna.libraries.miopen.problem_key import PerfKey, ProblemKey
+from tuna.libraries.results import NO_TIME, is_time
+from tuna.vocabulary import canonical_name
 
 #: How the records of a file are read, and how they are stored.
 _Reading: TypeAlias = tuple[Callable[[Path], Iterator[Any]], Callable[[Task, Iterator[Any]], None]]
@@ -194,7 +194,7 @@ def _put_items(batch: Batch, record: FindRecord, config_id: int, params: Mapping
             continue
         if solver_id in seen:
             batch.skipped["its line names the solver before"] += 1
-        elif not 0 <= item.time_ms < math.inf or not 0 <= item.workspace_bytes <= _MAX_BYTES:
+        elif not (item.time_ms == 0 or is_time(item.time_ms)) or not 0 <= item.workspace_bytes <= _MAX_BYTES:
             batch.skipped["its time or workspace is not a valid number"] += 1
         elif len(item.algorithm) > _MAX_ALGORITHM:
             batch.skipped["its algorithm's name is too long"] += 1
@@ -314,6 +314,8 @@ def _put_result(batch: Batch, record: ImportedResult, ids: Mapping[str, int]) ->
         batch.skipped["its config is none that Tuna can read"] += 1
     elif record.simulated:
         batch.skipped["its time is simulated"] += 1
+    elif record.time_ms is not None and not is_time(record.time_ms):
+        batch.skipped[NO_TIME] += 1
     elif record.workspace_bytes > _MAX_BYTES or len(record.algorithm) > _MAX_ALGORITHM:
         batch.skipped["its workspace or algorithm is too large for the database"] += 1
     elif batch.has_faster(ids[record.config], solver_id, record.time_ms):

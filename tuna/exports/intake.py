@@ -16,7 +16,7 @@ from tuna.db.engine import retrying, writing
 from tuna.db.models import FindDb
 from tuna.db.types import utc_now
 from tuna.db.upsert import upsert
-from tuna.libraries.base import canonical_name
+from tuna.vocabulary import canonical_name
 
 #: Problems in one transaction: few enough that its locks do not delay other processes noticeably.
 _BATCH = 1000

@@ -13,6 +13,7 @@ from sqlalchemy.orm import aliased
 
 from tuna.db.models import Config, Environment, FindDb, GoldenEntry, Job, Session, Solver, StepResult, Trial
 from tuna.db.searches import rounds_of
+from tuna.db.types import timed
 from tuna.exports.select import Selection
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
 
@@ -52,6 +53,7 @@ def _slower(connection: sa.Connection, record: ResultRecord, count: int) -> list
     query = (
         sa.select(*columns)
         .where(Trial.job_id.in_(rounds_of(record.job_id)), Trial.cause.is_(None), Trial.time_ms >= record.time_ms)
+        .where(timed(Trial.time_ms))
         .where(sa.or_(Trial.job_id != record.job_id, Trial.number != record.trial_number))
         .where(Trial.params.is_not(None), Trial.ended_early.is_(False))
         .order_by(Trial.time_ms, Trial.params, Trial.job_id, Trial.number)

@@ -24,6 +24,7 @@ from tuna.db.models import (
     Trial,
 )
 from tuna.db.searches import rounds_of
+from tuna.db.types import timed
 from tuna.errors import BadInput, NotFound
 from tuna.libraries.results import KernelOf, SolverFacts
 
@@ -50,8 +51,8 @@ class Selection:
 
     @property
     def key(self) -> sa.ColumnElement[Any]:
-        """MIOpen's key of a result: what the library itself called the problem, else the config's."""
-        return sa.func.coalesce(self.column("problem_key"), Config.problem_key)
+        """MIOpen's key of a result's config; where Tuna computes none, the one that a worker reported to an older version."""
+        return sa.func.coalesce(Config.problem_key, self.column("problem_key"))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def good_trials(connection: sa.Connection, job_id: int, at_least_ms: float, limi
     or longer."""
     query = (
         sa.select(Trial.number, Trial.time_ms, Trial.params)
-        .where(Trial.job_id.in_(rounds_of(job_id)), Trial.time_ms >= at_least_ms)
+        .where(Trial.job_id.in_(rounds_of(job_id)), timed(Trial.time_ms), Trial.time_ms >= at_least_ms)
         .where(Trial.cause.is_(None), Trial.params.is_not(None), Trial.ended_early.is_(False))
         .order_by(Trial.time_ms, Trial.job_id, Trial.number)
         .limit(limit)
@@ -211,7 +212,7 @@ def kernels_of(
     connection: sa.Connection, library: str, arch: str, num_cu: int | None, keys: Sequence[str]
 ) -> dict[tuple[str, str], list[list[KernelOf]]]:
     """By key and solver, for each session that measured it on this device: its kernels."""
-    key = sa.func.coalesce(FindDb.problem_key, Config.problem_key)
+    key = sa.func.coalesce(Config.problem_key, FindDb.problem_key)
     kernel = (FindDbKernel.kernel, FindDbKernel.name, FindDbKernel.args)
     columns: tuple[Any, ...] = (key, FindDb.id, Solver.name, Config.key, Config.driver, Environment.key, *kernel)
     query = (

@@ -39,15 +39,21 @@ class BuildReport:
     replaced: int  #: results of the base or of the draft that were replaced by newer ones
     imported: int  #: those of `entries` that were imported from a file
     kernels: int  #: code objects of `entries`
+    left_out: int = 0  #: results of the session whose time no run can have taken
 
     def __str__(self) -> str:
         parts = [f"{self.from_session} from session {self.session_id}"] if self.session_id is not None else []
         parts += [f"{self.from_base} from version {self.base_version}"] if self.from_base else []
         made = "built" if self.new else "overwritten"
+        left_out = (
+            f"; {counted(self.left_out, 'result')} left out, for no run can have taken less than 1 ns or more than a day"
+            if self.left_out
+            else ""
+        )
         return (
             f"golden version {self.version} of {self.library} {made}: "
             f"{counted(self.entries, 'entry', 'entries')} with {counted(self.kernels, 'kernel')} "
-            f"({', '.join(parts)}, {self.replaced} replaced, {self.imported} imported)"
+            f"({', '.join(parts)}, {self.replaced} replaced, {self.imported} imported){left_out}"
         )
 
 
@@ -168,6 +174,7 @@ def _carry_out(connection: sa.Connection, plan: _Plan) -> BuildReport:
         replaced=replaced,
         imported=_count(connection, GoldenEntry.golden_id == golden_id, GoldenEntry.source.is_not(None)),
         kernels=_kernels(connection, golden_id),
+        left_out=results.impossible(connection, plan.wanted) if plan.wanted else 0,
     )
 
 

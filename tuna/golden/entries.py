@@ -97,7 +97,7 @@ def _query(rows: sa.Subquery) -> sa.Select[Any]:
     named = {
         "layer": Config.label,
         "config_key": Config.key,
-        "problem_key": sa.func.coalesce(rows.c.problem_key, Config.problem_key, ""),
+        "problem_key": sa.func.coalesce(Config.problem_key, rows.c.problem_key, ""),
         "solver": Solver.name,
         "reason": Session.reason,
         "library_version": Environment.library_version,

@@ -99,6 +99,10 @@ def explain(
 _KEYS = "name an entry by its number, or a layer by config key, problem key, label or driver command"
 
 
+#: Layers whose key is the one that a worker reported to an older version.
+_KEYLESS = sa.select(Config.id).where(Config.problem_key.is_(None))
+
+
 def _named(key: str) -> sa.ColumnElement[bool]:
     number = key.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) < 19:
@@ -107,7 +111,8 @@ def _named(key: str) -> sa.ColumnElement[bool]:
     with contextlib.suppress(BadInput):
         names += [Config.key == config.key for config in read_line(key)]
     configs = sa.select(Config.id).where(sa.or_(*names))
-    return sa.or_(GoldenEntry.config_id.in_(configs), GoldenEntry.problem_key == key)
+    told = sa.and_(GoldenEntry.problem_key == key, GoldenEntry.config_id.in_(_KEYLESS))
+    return sa.or_(GoldenEntry.config_id.in_(configs), told)
 
 
 def _explanations(connection: sa.Connection, subject: Version, ids: list[int]) -> list[Explanation]:

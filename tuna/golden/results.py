@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +13,21 @@ from tuna.db import sessions
 from tuna.db.baselines import is_no_baseline
 from tuna.db.models import Config, Environment, FindDb, Job, Session, Solver, StepResult, Trial
 from tuna.db.sessions import SessionInfo
+from tuna.db.types import timed
 from tuna.errors import BadInput
 from tuna.golden.errors import NotReleasable
 
 #: `pipeline.states.State.EVALUATED`; a test compares.
 EVALUATED = "evaluated"
-#: Upper bound of a time: excludes infinity, which SQLite can store.
-_MAX_TIME_MS = 1e300
+#: Fault of a result that is left out, whatever else is in the session: an older version took in times that no run can have taken.
+IMPOSSIBLE = "impossible"
 #: Fault -> (predicate of the error sentence, what to do), in order of precedence.
 _FAULTS = {
     "environment": (
         "come from an environment without library version or toolchain",
         "tune in a session whose environment is complete",
     ),
-    "time": ("have no positive time, so they were not measured", "measure these layers: load jobs for them, then run"),
+    "time": ("have no time, so they were not measured", "measure these layers: load jobs for them, then run"),
     "origin": ("have neither a job nor a file they were imported from", "measure these layers in a session"),
     "simulated": (
         "were timed by a stand-in, not by a device",
@@ -121,10 +123,10 @@ def _unless(imported: sa.ColumnElement[bool], column: Any, otherwise: Any) -> sa
 
 def _fault(imported: sa.ColumnElement[bool], wanted: ResultSelection) -> sa.Case[Any]:
     known = sa.and_(Environment.library_version != "", Environment.toolchain != "")
-    possible = sa.and_(FindDb.time_ms > 0, FindDb.time_ms < _MAX_TIME_MS)
     return sa.case(
         (sa.not_(known), "environment"),
-        (sa.or_(FindDb.time_ms.is_(None), sa.not_(possible)), "time"),
+        (sa.func.coalesce(FindDb.time_ms, 0.0) == 0, "time"),
+        (sa.not_(timed(FindDb.time_ms)), IMPOSSIBLE),
         (sa.and_(FindDb.job_id.is_(None), sa.not_(imported)), "origin"),
         (FindDb.simulated, "simulated"),
         (imported, None if wanted.allow_imported else "imported"),
@@ -137,17 +139,17 @@ def _fault(imported: sa.ColumnElement[bool], wanted: ResultSelection) -> sa.Case
 
 
 def check(connection: sa.Connection, wanted: ResultSelection) -> None:
-    """Raise BadInput if there are no results, NotReleasable unless all of them are releasable."""
+    """Raise BadInput if there are no results, NotReleasable unless all of them are releasable, or left out as IMPOSSIBLE."""
     result = select(wanted)
     found = connection.execute(
         sa.select(result.c.fault, sa.func.count(), sa.func.min(result.c.find_db_id)).group_by(result.c.fault)
     ).all()
-    total = sum(count for _, count, _ in found)
+    total = sum(count for fault, count, _ in found if fault != IMPOSSIBLE)
     of_kind = f" for {wanted.kind}" if wanted.kind else ""
     if not total:
         raise BadInput(f"Session {wanted.session_id} has no results{of_kind}.", hint="see: `tuna status`")
     _check_duplicates(connection, result)
-    faults = {fault: (count, first) for fault, count, first in found if fault is not None}
+    faults = {fault: (count, first) for fault, count, first in found if fault not in (None, IMPOSSIBLE)}
     if faults:
         ordered = [(_FAULTS[fault], *faults[fault]) for fault in _FAULTS if fault in faults]
         what = "; ".join(f"{count} {said} ({_name(connection, first)})" for (said, _), count, first in ordered)
@@ -159,9 +161,17 @@ def check(connection: sa.Connection, wanted: ResultSelection) -> None:
 
 def refused(connection: sa.Connection, wanted: ResultSelection) -> int:
     """The number of results that are not releasable."""
+    return _count(connection, wanted, lambda fault: fault.is_not(None))
+
+
+def impossible(connection: sa.Connection, wanted: ResultSelection) -> int:
+    """Return the number of results that no version takes, for no run can have taken their time."""
+    return _count(connection, wanted, lambda fault: fault == IMPOSSIBLE)
+
+
+def _count(connection: sa.Connection, wanted: ResultSelection, which: Callable[[Any], Any]) -> int:
     result = select(wanted)
-    query = sa.select(sa.func.count()).select_from(result).where(result.c.fault.is_not(None))
-    return connection.execute(query).scalar_one()
+    return connection.execute(sa.select(sa.func.count()).select_from(result).where(which(result.c.fault))).scalar_one()
 
 
 def _check_duplicates(connection: sa.Connection, result: sa.Subquery) -> None:

@@ -50,7 +50,9 @@ class _Recording:
         library = find_library(self.environment.library)
         resources = {one.name: one.resource for one in library.every_step} if library else {}
         on_device = resources.get(step, Resource.DEVICE if self.devices[step] else Resource.CPU) is Resource.DEVICE
-        return queue_name(on_device, self.environment.toolchain, self.environment.machine_key)
+        here = self.environment  # in words: people read and change the scenario; the digits tell alike ones apart
+        words = f"{here.library}-{here.arch}x{here.num_cu}-{here.machine_key[:4]}"
+        return queue_name(on_device, here.toolchain, words)
 
     def lines(self) -> list[Jobs]:
         """Its jobs by solver and steps, each with its own durations, and its searches one by one."""
