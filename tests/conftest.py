@@ -19,10 +19,11 @@ import sqlalchemy as sa
 import structlog
 from command_lines import PROGRAMS, Ended
 from databases import MariadbDatabase, SqliteTemplate, share_compiled_statements
+from fin_double.rocm import install
 from fork_server import CHILD, ForkServer, fork_server, forking
 from left_behind import LeftBehind
 from long_files import LONG
-from shared_data import DRILLS, need
+from shared_data import DRILLS, needed_program
 
 from tuna.cli.main import guarded
 from tuna.cli.mituna.common import respell
@@ -31,8 +32,7 @@ from tuna.embedded_redis import EmbeddedRedis
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.pipeline.connection import release_services
 from tuna.settings import Settings, get_settings
-from tuna.testing.rocm import install
-from tuna.testing.servers import find, mariadb_server, wait_until
+from tuna.testing.servers import mariadb_server, wait_until
 
 os.environ["TUNA_SIMULATED"] = "1"  # the library noop
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads of oneDNN that wait for each other leave the cores to other tests
@@ -135,7 +135,7 @@ def mariadb_url() -> Iterator[str]:
     if given:
         yield given
         return
-    need(find("mariadb-install-db"), "MariaDB (apt-get install mariadb-server)")
+    needed_program("mariadb-install-db")
     with mariadb_server(*MARIADB_OPTIONS) as url:
         yield url
 

@@ -86,7 +86,7 @@ class MariadbDatabase:
                 schema.upgrade(engine)
                 engine.dispose()
                 connection.exec_driver_sql(f"USE {self._name}")
-                self._schema = _columns_and_keys(connection)
+                self._schema = columns_and_keys(connection)
                 self._tables = list(_next_numbers(connection))
         return self._url()
 
@@ -109,7 +109,7 @@ class MariadbDatabase:
                 connection.exec_driver_sql(f"KILL {number}")
         connection.exec_driver_sql(f"USE {self._name}")
         connection.exec_driver_sql("SET foreign_key_checks = 0")
-        if _columns_and_keys(connection) != self._schema:
+        if columns_and_keys(connection) != self._schema:
             return False
         for table, rows in self._rows(connection).items():
             if table == "alembic_version":
@@ -134,7 +134,34 @@ class MariadbDatabase:
         return dict(connection.exec_driver_sql(" UNION ALL ".join(counts)).all())
 
 
-def _columns_and_keys(connection: sa.Connection) -> list[tuple[Any, ...]]:
+class Cut(Exception):
+    """An upgrade ended here, as a killed one would."""
+
+
+def upgrade_in_pieces(engine: sa.Engine, most: int = 1000) -> int:
+    """Upgrade, cut off after each of the first `most` statements that change something; returns how often it was cut off."""
+    done: set[tuple[str, str]] = set()
+
+    def cut(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        words = statement.split(maxsplit=1)
+        if words[0] in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE", "DELETE"):
+            # What the cut rolls back is done again, and then not cut off; random values and times differ.
+            key = (statement, repr(given) if "alembic_version" in statement else "")
+            if key not in done and len(done) < most:
+                done.add(key)
+                raise Cut(statement)
+
+    sa.event.listen(engine, "after_cursor_execute", cut)
+    try:
+        while True:
+            with contextlib.suppress(Cut):
+                schema.upgrade(engine)
+                return len(done)
+    finally:
+        sa.event.remove(engine, "after_cursor_execute", cut)
+
+
+def columns_and_keys(connection: sa.Connection) -> list[tuple[Any, ...]]:
     """All columns, and all indexes and keys with theirs."""
     found: list[tuple[Any, ...]] = []
     for query in (

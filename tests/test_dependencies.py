@@ -1,17 +1,21 @@
-"""Packages that Tuna needs: all are required, locked by hash in requirements/, and under a permissive licence."""
+"""What Tuna and its tests need: all of it required, locked by hash, under a permissive licence."""
 
 from __future__ import annotations
 
+import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from pydantic_settings import TomlConfigSettingsSource
+from shared_data import PROGRAMS
 
 from tuna.settings import Settings
 
@@ -25,6 +29,7 @@ SPDX = {
     "Apache v2.0": "Apache-2.0",
     "BSD License": "BSD",  # which one is not declared
     "MIT License": "MIT",
+    "3-Clause BSD License": "BSD-3-Clause",
 }
 PERMISSIVE = {"0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "MIT", "MIT-0", "PSF-2.0", "Zlib"}
 #: Imported where it happens to be installed, by kombu (a serialiser), rich and tenacity, for what Tuna does not use.
@@ -125,7 +130,7 @@ def test_the_lock_has_what_is_asked_for(lock: Path) -> None:
 
 
 def test_each_package_in_a_lock_has_hashes() -> None:
-    assert len(LOCKS) == 7
+    assert len(LOCKS) == 6
     for lock in LOCKS:
         packages = re.split(r"^(?=[\w.-]+==)", lock.read_text(), flags=re.MULTILINE)[1:]
         assert packages
@@ -142,8 +147,111 @@ def test_scripts_install_locks_that_are_there() -> None:
         for script in (ROOT / "scripts").iterdir()
         for extras in re.findall(r"^scripts/install (\S+)$", script.read_text(), re.MULTILINE)
     ]
-    assert set(calls) == {"tvm", "dev,onednn,rpc,tvm"}
+    assert set(calls) == {"onnx,rpc,tvm", "dev,onednn,rpc,tvm"}
     assert {f"{extras}.txt" for extras in calls} <= {lock.name for lock in LOCKS}
+
+
+@pytest.mark.parametrize("words", [[], ["tvm"], ["base", "dev"]], ids=str)
+def test_scripts_install_says_what_it_wants(words: list[str]) -> None:
+    done = subprocess.run([ROOT / "scripts" / "install", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: scripts/install EXTRAS")
+    with_project = {lock.stem for lock in LOCKS if not lock.with_suffix(".in").exists()}
+    assert set(re.findall(r"(\S+) \(", done.stderr)) == with_project
+
+
+# -- programs of the system -----------------------------------------------------------------------
+
+#: Looked up by tests that do not need it to be there, or that are given by what is.
+NOT_INSTALLED = {
+    "true": "coreutils; Debian has it always",
+    "tuna": "in .venv",
+}
+#: Packages that a test needs and no lock has, and where that is.
+NOT_LOCKED = {
+    "ipykernel": "a drill",
+    "nbclient": "a drill",
+    "onnxruntime": "one case: what ONNX's own evaluator refuses",
+    "pandas": "one case: what a user may have",
+    "resource": "Python's",
+    "signal": "Python's",
+    "torch": "not on PyPI without CUDA; scripts/demo-model installs it",
+    "tuna": "this project",
+}
+
+
+def _packages() -> dict[str, str]:
+    """Debian's package of each program, as scripts/programs has it."""
+    table = (ROOT / "scripts" / "programs").read_text().split("<<'TABLE'\n")[1].split("TABLE\n")[0]
+    return dict(line.split() for line in table.splitlines())
+
+
+def _looked_up(*functions: str) -> Iterator[tuple[str, str]]:
+    """The literal first argument of each call of such a function in tests/, and the file."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args:
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name in functions and isinstance(first := node.args[0], ast.Constant):
+                    yield str(first.value), str(path.relative_to(ROOT))
+
+
+def test_each_program_that_a_test_starts_is_one_that_scripts_test_installs() -> None:
+    """`shared_data.needed_program` refuses others; what is looked up without it could be skipped."""
+    other = {(name, file) for name, file in _looked_up("which") if name not in {*PROGRAMS, *NOT_INSTALLED}}
+    assert not other, "use shared_data.needed_program; add it to scripts/test and scripts/programs"
+    skipped = [
+        (node.lineno, str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("skipif", "skip")
+        if "which(" in ast.unparse(node)
+    ]
+    assert not skipped, "a program that is absent fails the test in CI: shared_data.needed_program"
+    assert set(dict(_looked_up("needed_program"))) == set(PROGRAMS), "what no test starts need not be installed"
+
+
+def test_debians_package_of_each_program_is_known_and_documented() -> None:
+    packages = _packages()
+    scripts = {
+        name: set(re.findall(r"^ *scripts/programs ([^#\n]*?) *(?:#.*)?$", (ROOT / "scripts" / name).read_text(), re.M))
+        for name in ("demo-model", "install", "quickstart")
+    }
+    assert scripts == {"demo-model": {"c++"}, "install": {"venv"}, "quickstart": {"c++"}}
+    assert set(packages) == {*PROGRAMS, "c++", "venv"}
+    documented = re.search(r"^Debian's packages: (.*?)\.$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    assert documented is not None
+    assert set(re.findall(r"`(\S+)`", documented[1])) == set(packages.values())
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *(ROOT / "scripts").iterdir()]
+    asked = {
+        word
+        for page in pages
+        for line in re.findall(r"apt-get install ([^\n\"'`$]+)", page.read_text())
+        for word in line.split()
+        if re.match("[a-z]", word)
+    }
+    assert asked <= set(packages.values()), "scripts/programs does not know it"
+
+
+def test_scripts_programs_says_what_to_type_where_it_may_not_install(tmp_path: Path) -> None:
+    """As a user who is not root and has no sudo, with nothing in PATH but what the script needs."""
+    for name in ("bash", "awk", "cat"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "/bin/false")
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    words = ["bash", str(ROOT / "scripts" / "programs"), "c++", "g++", "aarch64-linux-gnu-g++"]
+    done = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.rpartition(": ")[2]) == (1, "apt-get install g++ g++-aarch64-linux-gnu\n")
+
+
+def test_each_package_that_a_test_looks_for_is_in_the_lock_of_scripts_test() -> None:
+    there = _locked(ROOT / "requirements" / "dev,onednn,rpc,tvm.txt")
+    owners = {"tvm": "apache-tvm", "xgboost": "xgboost-cpu"}
+    looked = {(name.partition(".")[0], file) for name, file in _looked_up("find_spec", "importorskip")}
+    assert {"tvm", "tornado", "cloudpickle"} <= {name for name, _ in looked}
+    assert {(name, file) for name, file in looked if owners.get(name, name) not in there} <= {
+        (name, file) for name, file in looked if name in NOT_LOCKED
+    }
 
 
 def _licence(name: str) -> str:
@@ -160,7 +268,7 @@ def test_each_package_has_the_permissive_licence_that_the_page_says() -> None:
     rows = re.findall(r"^\| ([\w .-]+) \| ((?:[a-z0-9-]+(?:, )?)+) \|$", page, re.MULTILINE)
     listed = {name: licence for licence, names in rows for name in names.split(", ")}
     optional = {_normal(Requirement(PYPROJECT["project"]["optional-dependencies"]["onednn"][0]).name)}
-    assert set(listed) == set(_locked(ROOT / "requirements" / "tvm.txt")) | optional
+    assert set(listed) == set(_locked(ROOT / "requirements" / "onnx,rpc,tvm.txt")) | optional
     here = {_normal(distribution.name) for distribution in metadata.distributions()} & set(listed)
     assert {"celery", "numpy", "redis"} <= here
     assert {name: _licence(name) for name in here} == {name: listed[name] for name in here}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from shared_data import need
+from shared_data import need, needed_program
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 400
@@ -81,16 +80,15 @@ def test_a_circle_through_a_function_and_a_type_would_be_found() -> None:
 
 
 def test_no_module_is_long() -> None:
-    paths = [path for folder in ("tuna", "tests", "benchmarks", "migrations") for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for folder in ("tuna", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > LIMIT}
     assert long == set()
 
 
 def _tracked() -> list[Path]:
     """The files that git has or would take."""
-    git = shutil.which("git")
-    need(git and (ROOT / ".git").exists(), "a checkout, or git itself,")
-    command = [str(git), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    need((ROOT / ".git").exists(), "a checkout")
+    command = [needed_program("git"), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 

@@ -171,6 +171,7 @@ def test_a_plug_in_that_cannot_be_loaded_leaves_the_others_alone() -> None:
         for _ in range(2):
             with pytest.raises(BadInput, match=f"the kind of config {name} cannot be loaded: .*{reason}"):
                 plugins.get(name)
+    assert sorted(plugins.broken()) == ["broken", "other"]
 
 
 def test_the_kind_in_the_documents_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import lzma
+import random
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +20,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from databases import columns_and_keys, upgrade_in_pieces
 
+from tuna.db import schema
 from tuna.settings import get_settings
 
 ASSETS = Path(__file__).parents[1] / "assets" / "first_release"
@@ -55,7 +60,14 @@ VALUES = (
 #: The machine of session 2, as the stand-in for fin shows it.
 MACHINE = {"arch": "gfx90a", "num_cu": 104, "rocm": "6.2.0-66", "miopen": "3.3.0", "tweak": "2d1fd997"}
 
+UPGRADE = """
+import sys
+from tuna.db import schema
+from tuna.db.engine import make_engine
+schema.upgrade(make_engine(sys.argv[1]))
+"""
 TypeIn = Callable[..., Any]
+Capture = pytest.CaptureFixture[str]
 
 
 def fingerprint(path: Path) -> str:
@@ -125,6 +137,71 @@ def test_an_upgrade_loses_nothing(database: sa.Engine, type_in: TypeIn) -> None:
     assert {table: rows(database, f"SELECT count(*) FROM {table}")[0][0] for table in ROWS} == ROWS
     for query in VALUES:
         assert rows(database, query) == before[query]
+
+
+def contents(engine: sa.Engine) -> dict[str, Any]:
+    """The columns and keys of all tables, and all rows but the values that each upgrade draws anew."""
+    tables = sa.inspect(engine).get_table_names()
+    with engine.connect() as connection:
+        found: dict[str, Any] = {"": columns_and_keys(connection)}
+        for table in tables:
+            drawn = {"installation": "secret", "session": "uuid"}.get(table)
+            columns = [column["name"] for column in sa.inspect(engine).get_columns(table) if column["name"] != drawn]
+            chosen = ", ".join(f"`{name}`" for name in columns)
+            found[table] = sorted(map(repr, connection.exec_driver_sql(f"SELECT {chosen} FROM `{table}`").all()))
+    return found
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_an_upgrade_that_is_cut_off_after_any_statement_loses_nothing(database: sa.Engine) -> None:
+    before = lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode()
+    schema.upgrade(database)
+    undisturbed = contents(database)
+    with database.begin() as connection:
+        for verb in ("DROP", "CREATE"):
+            connection.exec_driver_sql(f"{verb} DATABASE {database.url.database}")
+    load(database, before)
+    assert upgrade_in_pieces(database) > 50
+    assert contents(database) == undisturbed
+
+
+@pytest.mark.drill(only=True)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_an_upgrade_that_is_killed_at_any_moment_loses_nothing(database: sa.Engine, capsys: Capture) -> None:
+    dump = lzma.decompress((ASSETS / "tuna.sql.xz").read_bytes()).decode()
+    url = database.url.render_as_string(hide_password=False)
+    words = [sys.executable, "-c", UPGRADE, url]
+    subprocess.run(words, check=True)
+    undisturbed, cut_at = contents(database), []
+    for number in range(20):
+        with database.begin() as connection:
+            for verb in ("DROP", "CREATE"):
+                connection.exec_driver_sql(f"{verb} DATABASE {database.url.database}")
+        load(database, dump)
+        goal = random.choice(schema.KNOWN[3:-1])
+        with subprocess.Popen(words) as process, database.connect() as connection:
+            while connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() < goal:
+                connection.rollback()
+                time.sleep(0.005)
+            time.sleep(random.uniform(0, 0.05))
+            process.kill()
+        if number % 2:
+            kill_statements(database)
+        cut_at.append(schema.revision(database))
+        subprocess.run(words, check=True)
+        assert contents(database) == undisturbed, cut_at
+    with capsys.disabled():
+        print(f"\nkilled at {cut_at}")
+
+
+def kill_statements(engine: sa.Engine) -> None:
+    """End what the server still does in a database for clients that have gone."""
+    with engine.connect() as connection:
+        others = "SELECT id FROM information_schema.processlist WHERE db = database() AND id != connection_id()"
+        for number in connection.exec_driver_sql(others).scalars().all():
+            with contextlib.suppress(sa.exc.DBAPIError):  # gone by itself
+                connection.exec_driver_sql(f"KILL {number}")
 
 
 def test_exports_are_byte_equal(database: sa.Engine, type_in: TypeIn, tmp_path: Path) -> None:

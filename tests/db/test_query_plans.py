@@ -19,7 +19,7 @@ from million_jobs import fill
 from sqlalchemy import event
 
 from tuna.artifacts import Artifacts
-from tuna.db import jobs, overview, searches
+from tuna.db import jobs, overview, searches, sessions
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job
 from tuna.db.types import utc_now
@@ -237,3 +237,28 @@ def test_loading_asks_by_index_which_jobs_are_there(engine: sa.Engine) -> None:
             jobs.load(connection, jobs.JobRequest(1, "noop", ["build"], "x", "new", tag="t"))
 
     check(engine, load, "job")
+
+
+def test_progress_counts_a_sessions_jobs_by_an_index_alone(engine: sa.Engine) -> None:
+    """A run counts twice a second: reading the rows themselves took a sixth of MariaDB's time."""
+    with writing(engine) as connection:
+        session_id, _ = sessions.create(connection, LIBRARY.environment(), "one way through the steps")
+        columns = [column.name for column in Job.__table__.c if column.name not in ("id", "session_id")]
+        rows = sa.select(sa.literal(session_id), *(Job.__table__.c[name] for name in columns))
+        some = rows.where(Job.steps == "build,measure", Job.part == 0, Job.round == 0).limit(2000)
+        connection.execute(sa.insert(Job).from_select(["session_id", *columns], some))
+    with reading(engine) as connection:
+        with recorded(engine) as sent:
+            found = jobs.by_steps(connection, session_id)
+        everything = sa.select(Job.steps, Job.state, Job.step, sa.func.count()).where(Job.session_id == session_id)
+        counts = connection.execute(everything.group_by(Job.steps, Job.state, Job.step)).all()
+        assert found == {tuple(row[:3]): row[3] for row in counts}
+    sqlite = engine.dialect.name == "sqlite"
+    for text, parameters in sent:
+        with engine.connect() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}", parameters).all()
+        if sqlite:
+            assert all("COVERING INDEX" in row.detail for row in plan if " job " in row.detail), (text, plan)
+        else:
+            read = [row for row in plan if row.table == "job"]
+            assert all("Using index" in row.Extra for row in read), (text, plan)

@@ -1,6 +1,6 @@
 """Deployment files (docker/, slurm/, k8s/, docs/operations.md): syntax, security, consistency with each other and with Tuna.
 
-Nothing is started except shellcheck, kubectl and MariaDB's option check, if installed.
+Nothing is started except shellcheck, kubectl and MariaDB's option check.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 from deploy_files import (
     DOCKER,
     DOCKERFILES,
@@ -38,7 +36,7 @@ from deploy_files import (
     of_each,
     plain,
 )
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.celery_internals import queue_keys
 from tuna.cli.main import tuna
@@ -46,7 +44,6 @@ from tuna.libraries.tvm import environment
 from tuna.pipeline import policies, publisher
 from tuna.queues import queue_name
 from tuna.settings import Settings
-from tuna.testing.servers import find
 
 
 def test_yaml_parses_and_has_no_key_twice() -> None:
@@ -78,19 +75,18 @@ def test_mariadb_knows_every_option_of_its_file() -> None:
         "sync-binlog": "1",
     }
     assert wanted.items() <= dict(config["mariadbd"]).items()
-    server = find("mariadbd")
-    need(server, "MariaDB (apt-get install mariadb-server)")
-    command = [str(server), f"--defaults-file={DOCKER / 'mariadb.cnf'}", "--verbose", "--help"]
+    command = [needed_program("mariadbd"), f"--defaults-file={DOCKER / 'mariadb.cnf'}", "--verbose", "--help"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_scripts_are_good_shell() -> None:
+    shellcheck = needed_program("shellcheck")
+
     def check(path: Path) -> None:
         assert subprocess.run(["/bin/bash", "-n", path], capture_output=True, check=False).stderr == b""
         assert os.access(path, os.X_OK) or path.suffix == ".sbatch"
-        if shellcheck := shutil.which("shellcheck"):
-            done = subprocess.run([shellcheck, path], capture_output=True, check=False, text=True)
-            assert done.returncode == 0, done.stdout
+        done = subprocess.run([shellcheck, path], capture_output=True, check=False, text=True)
+        assert done.returncode == 0, done.stdout
 
     of_each(SCRIPTS, check, name_of)
 
@@ -99,10 +95,9 @@ def test_kubectl_can_put_the_manifests_together() -> None:
     listed = set(load(K8S / "kustomization.yaml")[0]["resources"])
     others = {"kustomization.yaml", "secret.example.yaml"}  # applying the example would overwrite the real Secret
     assert listed == {path.name for path in YAMLS if K8S in path.parents} - others
-    kubectl = shutil.which("kubectl")
-    if not kubectl:
-        pytest.skip("kubectl is not installed")
-    assert subprocess.run([kubectl, "kustomize", K8S], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([needed_program("kubectl"), "kustomize", K8S], capture_output=True, check=False).returncode == 0
+    )
 
 
 def test_each_file_says_first_what_it_is_for() -> None:

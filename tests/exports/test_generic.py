@@ -21,9 +21,9 @@ from tuna.exports.csv_table import CsvExporter
 from tuna.exports.importer import import_db
 from tuna.exports.json_lines import JsonExporter
 from tuna.exports.record_query import spread_of
-from tuna.libraries.base import BASELINE
 from tuna.libraries.miopen.formats.find_db import time_text
 from tuna.libraries.results import ResultEnvironment, ResultRecord, Spread, is_time
+from tuna.vocabulary import BASELINE
 
 JSON, CSV = JsonExporter(), CsvExporter()
 BOTH = [JSON, CSV]
@@ -31,7 +31,7 @@ BOTH = [JSON, CSV]
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12) | st.sampled_from(
     ["=1+1", "'", "''x", "-1", "@a", "\t", "\r\n", 'a,"b"', "＝1", "nan", "\u2028"]
 )
-times = st.floats(1e-30, 1e30)
+times = st.floats(1e-6, 8e7)
 counts = st.integers(0, 2**62)
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(timezone.utc))
 environments = st.builds(
@@ -72,7 +72,7 @@ def test_a_time_is_what_a_find_db_can_hold(time_ms: float) -> None:
     assert is_time(time_ms) == (time_text(time_ms) is not None)
 
 
-@pytest.mark.parametrize("time_ms", [2.0**-150, 2.0**-149, 2.0**128 - 2.0**103, 2.0**128 - 2.0**104, 0.0])
+@pytest.mark.parametrize("time_ms", [5e-324, 9.99e-7, 1e-6, 8.64e7, 8.65e7, 1e308, 0.0])
 def test_the_limits_of_a_time_are_those_of_single_precision(time_ms: float) -> None:
     assert is_time(time_ms) == (time_text(time_ms) is not None)
 

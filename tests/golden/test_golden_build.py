@@ -13,8 +13,7 @@ from golden_scene import ASM, GEMM, A, B, C, Scene
 from tuna.db import models
 from tuna.errors import BadInput, NotFound
 from tuna.golden import GoldenExists, GoldenFrozen, NotReleasable, promote, results, rollback
-from tuna.libraries.base import BASELINE
-from tuna.vocabulary import State
+from tuna.vocabulary import BASELINE, State
 
 
 def test_a_first_version_holds_the_session_with_where_it_comes_from(scene: Scene) -> None:
@@ -210,12 +209,24 @@ def test_params_are_never_cut(scene: Scene, length: int) -> None:
     assert scene.entries(2)[0].params == params[:length]
 
 
-@pytest.mark.parametrize("time_ms", [0.0, -1.0, None, math.inf])
-def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None:
+@pytest.mark.parametrize("time_ms", [-1.0, 5e-324, 1e-7, 1e8, 1e308, math.inf])
+def test_what_no_run_can_have_taken_is_left_out_with_a_sentence(scene: Scene, time_ms: float) -> None:
+    """Older versions took in such times; nothing could be released of their sessions."""
     if time_ms == math.inf and scene.engine.dialect.name != "sqlite":
         return  # MySQL has no infinity
     session = scene.session({(A, ASM): time_ms, (A, GEMM): 1.0})
-    with pytest.raises(NotReleasable, match=rf"Some of the 2 results .* 1 have no positive time.*such as {ASM} for "):
+    report = scene.build(1, session)
+    assert (report.entries, report.left_out) == (1, 1)
+    assert "1 result left out, for no run can have taken less than 1 ns or more than a day" in str(report)
+    assert [row.solver for row in scene.entries(1)] == [GEMM]
+    with pytest.raises(BadInput, match="has no results"):
+        scene.build(2, scene.session({(A, ASM): time_ms}), base=1)
+
+
+@pytest.mark.parametrize("time_ms", [0.0, None])
+def test_what_is_no_time_is_refused(scene: Scene, time_ms: float | None) -> None:
+    session = scene.session({(A, ASM): time_ms, (A, GEMM): 1.0})
+    with pytest.raises(NotReleasable, match=rf"Some of the 2 results .* 1 have no time.*such as {ASM} for "):
         scene.build(1, session)
     assert scene.everything() == [[], [], []]
 
@@ -261,7 +272,7 @@ def test_results_from_nowhere_are_refused_and_imported_ones_only_on_demand(scene
     assert imported.measured_at is None
     assert (measured.source, measured.worker) == (None, f"eval@host-{session}")
     scene.execute(sa.update(models.FindDb).where(row).values(time_ms=None))  # as an imported perf db
-    with pytest.raises(NotReleasable, match="1 have no positive time"):
+    with pytest.raises(NotReleasable, match="1 have no time"):
         scene.build(2, session, base=1, allow_imported=True)
 
 

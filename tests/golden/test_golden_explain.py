@@ -102,11 +102,16 @@ def test_a_layer_goes_by_config_key_problem_key_label_and_driver_command(two: Sc
         assert [one.entry.solver for one in two.explain(2, key)] == [ASM, GEMM], key
 
 
-def test_an_entry_goes_by_the_problem_key_that_its_library_gave_it(scene: Scene) -> None:
-    scene.build(1, scene.session({(A, ASM): {"time_ms": 1.0, "problem_key": "64-1-F"}, (B, ASM): 1.0}))
+def test_the_key_of_a_layer_counts_before_one_that_a_worker_told_an_older_version(scene: Scene) -> None:
+    """It is the key of a layer that has none: a transposed convolution."""
+    transposed = A.replace("-F 1", "-m trans -F 1")
+    told = {"time_ms": 1.0, "problem_key": "64-1-F"}
+    scene.build(1, scene.session({(transposed, ASM): told, (A, GEMM): told, (B, ASM): 1.0}))
     (found,) = scene.explain(1, "64-1-F")
     assert found.entry.problem_key == "64-1-F"
-    assert found.entry.config_key == parse_line(A)[0].key
+    assert found.entry.config_key == parse_line(transposed)[0].key
+    (other,) = scene.explain(1, A)
+    assert other.entry.problem_key == text_of(parse_line(A)[0])
 
 
 def test_entries_come_by_device_and_then_fastest_first(scene: Scene) -> None:

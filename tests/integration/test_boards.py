@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from shared_data import need
+from shared_data import need, needed_program
 
 from tuna.testing.servers import free_port, listens, wait_until
 
@@ -153,8 +153,8 @@ def pasted(port: int) -> Sequence[str]:
 
 
 def test_a_newcomer_tunes_a_layer_on_the_emulated_board(shell: Shell) -> None:
-    need(shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64"), "qemu-user-static")
-    need(shutil.which("aarch64-linux-gnu-g++"), "g++-aarch64-linux-gnu")
+    needed_program("qemu-aarch64-static")
+    needed_program("aarch64-linux-gnu-g++")
     port, board_port = free_port(), free_port()
     _, tracker, board, session = pasted(port)
     shell.start("bash", "-ec", tracker)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import redis
 import sqlalchemy as sa
+from fin_double import fin_kernels, fin_problem, fin_solvers
 from jobs_builder import accepted, states
 from processes import Processes, below
 from shared_data import DRILLS
@@ -22,7 +23,6 @@ from tuna.db.models import Config, FindDb, FindDbKernel, Job, Solver, StepResult
 from tuna.libraries.miopen import request
 from tuna.libraries.registry import get_library
 from tuna.settings import get_settings
-from tuna.testing import fin_kernels, fin_problem, fin_solvers
 
 Eventually = Callable[[Callable[[], object], float], None]
 JOBS, VICTIMS = (

@@ -11,13 +11,13 @@ import redis
 import sqlalchemy as sa
 from jobs_builder import accepted, make_jobs, states, trials
 from processes import Processes, below
-from shared_data import need
+from shared_data import needed_program
 
 from tuna import embedded_redis
 from tuna.db.engine import writing
 from tuna.db.models import Job
 from tuna.settings import get_settings
-from tuna.testing.servers import find, rabbitmq_server, redis_server
+from tuna.testing.servers import rabbitmq_server, redis_server
 
 Eventually = Callable[[Callable[[], object], float], None]
 
@@ -89,7 +89,7 @@ def test_rabbitmq_carries_the_work_too_and_a_killed_worker_is_made_good(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    needed_program("rabbitmq-server")
     with redis_server(host="127.0.0.73") as url, rabbitmq_server("127.0.0.74", 6379, "tuna", "user", "password"):
         monkeypatch.setenv("TUNA_BROKER_URL", "amqp://user:password@127.0.0.74:6379/tuna")
         monkeypatch.setenv("TUNA_REDIS_URL", url)

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 from command_lines import PROGRAMS, Ended
+from fin_double.rocm import install
 from fork_server import ForkServer, forking
 from processes import stop_redis
-from shared_data import DRILLS, need, shared_data
+from shared_data import DRILLS, needed_program, shared_data
 
 from tuna.libraries.miopen.environment import visible_gpu
 from tuna.settings import get_settings
-from tuna.testing.rocm import install
-from tuna.testing.servers import find, rabbitmq_server, redis_server
+from tuna.testing.servers import rabbitmq_server, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 REDIS, RABBITMQ = "127.0.0.71", "127.0.0.72"
@@ -202,7 +202,7 @@ def _manual_workers(terminals: Terminals, commands: list[str], tmp_path: Path) -
     fill = {"<logfile>": str(tmp_path / "celery.log"), "<unique_worker_name>": "worker1@here", "<GPUID>": "0"}
     fill |= {"<user><password>": "user:password"}
     terminals.run("./load_job.py --session_id 1 -t resnet50 --fin_steps miopen_find_compile,miopen_find_eval -l reason")
-    need(find("rabbitmq-server"), "RabbitMQ (apt-get install rabbitmq-server)")
+    needed_program("rabbitmq-server")
     with redis_server(host=REDIS, port=6379), rabbitmq_server(RABBITMQ, 6379, "14", "user", "password"):
         for step, queue, lines in (("compile", "compile", compile_lines), ("eval", "eval", eval_lines)):
             variables: dict[str, str] = {}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_data import need, shared_data
+from shared_data import needed_program, shared_data
 
 from tuna import api
 from tuna.cli.lorien import lorien
@@ -80,7 +79,7 @@ def test_a_master_as_printed(
     typed: Callable[..., tuple[int, list[str], list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file as it stands, but for the port; its lines, with our values; no worker, so that nothing is waited for."""
-    need(shutil.which("aarch64-linux-gnu-g++"), "g++-aarch64-linux-gnu")
+    needed_program("aarch64-linux-gnu-g++")
     port = free_port()
 
     def run(master: api.Master, on_counts: Callable[[api.LayerCounts], Any]) -> None:

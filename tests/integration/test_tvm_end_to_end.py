@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from command_lines import Ended
-from shared_data import DRILLS
+from shared_data import DRILLS, need, needed_program
 
 ROOT = Path(__file__).parent.parent.parent
 LAYERS = """\
@@ -25,13 +24,6 @@ CANDIDATES = DRILLS
 #: The tile for each layer, and each untuned; the stride leaves out Winograd, which test_tvm_families.py measures.
 JOBS = 2 + 2
 TRIALS = 2 * CANDIDATES + 2
-
-
-def _need(what: str, there: bool) -> None:
-    if not there:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{what} is missing, and CI must have it")
-        pytest.skip(f"{what} is missing")
 
 
 def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -53,8 +45,8 @@ def _run(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_layers_are_tuned_exported_and_used_by_plain_tvm(
     home: Path, type_in: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    _need("TVM", importlib.util.find_spec("tvm") is not None)
-    _need("a C++ compiler", shutil.which("g++") is not None)
+    need(find_spec("tvm"), "TVM")
+    needed_program("g++")
     (tmp_path / "layers.txt").write_text(LAYERS)
 
     def good(program: str, *words: str) -> str:
@@ -87,8 +79,9 @@ def test_layers_are_tuned_exported_and_used_by_plain_tvm(
 
     paths = [Path(good("export_db", "--session_id", "1", flag).splitlines()[-1]) for flag in ("-p", "-f", "-k")]
     assert [path.suffixes[-1] for path in paths] == [".db", ".txt", ".kdb"]
-    folder = good("export_db", "--session_id", "1", "--tvm_db").splitlines()[-1]
-    used = _run(home, sys.executable, ROOT / "examples" / "use_exported_db.py", folder)
+    folder = Path(good("export_db", "--session_id", "1", "--tvm_db").splitlines()[-1])
+    # The folder above is what `tuna tune -o` is given.
+    used = _run(home, sys.executable, ROOT / "examples" / "use_exported_db.py", folder.parent)
     assert len(used.stdout.splitlines()) == 1 + 2
     assert "WRONG" not in used.stdout
     page = good("tuna", "report", "--session-id", "1", "-o", "report.html")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from command_lines import Ended
-from shared_data import need
+from shared_data import needed_program
 
 
 @pytest.fixture(scope="session")
 def install_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
     """`install_package(source)`: a folder with `source`, a copy, and `site`, what was installed from it."""
-    need(shutil.which("cc"), "a C compiler")
+    needed_program("cc")
 
     def install(source: Path) -> Path:
         folder = tmp_path_factory.mktemp(source.name)

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuna.testing import fin as fin_module
+from fin_double import __path__ as double_path
 
-DOUBLE = Path(fin_module.__file__)
+DOUBLE = Path(double_path[0])
 ABORTED = -6
 #: A 3x3 convolution with all fields that Tuna sends.
 CONFIG: dict[str, Any] = {

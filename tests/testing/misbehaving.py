@@ -114,6 +114,7 @@ BAD: dict[str, tuple[type[Library], str]] = {
     "bad, without a cause": (changed(ok=False), "test_a_result_is_good_or_has_a_cause"),
     "nothing succeeds": (changed(ok=False, cause=Cause.RUN_ERROR, trials=()), "test_some_job_succeeds_in_every_step"),
     "negative time": (trial(times_ms=(-1.0,), time_ms=-1.0), "test_times_are_positive_and_finite"),
+    "less than a nanosecond": (trial(times_ms=(1e-7,), time_ms=1e-7), "test_times_are_positive_and_finite"),
     "zero": (trial(times_ms=(0.0,), time_ms=0.0), "test_times_are_positive_and_finite"),
     "NaN": (trial(times_ms=(float("nan"),), time_ms=float("nan")), "test_times_are_positive_and_finite"),
     "infinite time": (trial(times_ms=(float("inf"),), time_ms=float("inf")), "test_times_are_positive_and_finite"),
@@ -124,6 +125,10 @@ BAD: dict[str, tuple[type[Library], str]] = {
     ),
     "good without a good trial": (
         trial(cause=Cause.WRONG_RESULT, time_ms=None, times_ms=()),
+        "test_trials_have_an_index_each_and_an_outcome",
+    ),
+    "more trials than it says": (
+        overriding(most_trials=lambda self, options: 0),
         "test_trials_have_an_index_each_and_an_outcome",
     ),
     "an index twice": (

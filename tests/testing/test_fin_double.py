@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from fin_calls import ABORTED, CONFIG, DOUBLE, KEY, LAYOUTS_3D, SIZES_3D, Fin, code_of, job, succeeded
-
-from tuna.testing.fin_problem import Device, Problem
-from tuna.testing.fin_solvers import BY_NAME, CONVOLUTION, applicable
+from fin_double.fin_problem import Device, Problem
+from fin_double.fin_solvers import BY_NAME, CONVOLUTION, applicable
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from fin_calls import ABORTED, KEY, Fin, code_of, job, succeeded
-
-from tuna.testing.fin_cache import LOCK
-from tuna.testing.fin_kernels import is_whole
-from tuna.testing.fin_options import LIES, checked
+from fin_double.fin_cache import LOCK
+from fin_double.fin_kernels import is_whole
+from fin_double.fin_options import LIES, checked
 
 SOLVER = "ConvAsm3x3U"
 Wait = Callable[[Callable[[], object], float], None]

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from fin_calls import ABORTED, Fin, code_of, record, succeeded
+from fin_double.fin_problem import Problem
 from shared_data import shared_data
 
 from tuna.configs.conv import COMMANDS, ConvConfig
 from tuna.libraries.miopen import problem_key
-from tuna.testing.fin_problem import Problem
 
 RECORDED = [
     *("real_find_compile_gfx906_solvers", "real_find_compile_gfx90a_solvers", "real_find_compile_gfx942_bf16_g4"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from fin_double.rocm import install
 from shared_data import need
 
 from tuna.configs import Config, GemmConfig, parse_line
@@ -22,7 +23,6 @@ from tuna.libraries.tvm import TvmLibrary
 from tuna.settings import get_settings
 from tuna.testing.contracts.library import LibraryContract
 from tuna.testing.noop import NoopLibrary
-from tuna.testing.rocm import install
 
 pytestmark = pytest.mark.usefixtures("forked_children", "forked", "quick_timing")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from fin_calls import job, record
-
-from tuna.testing import rocm
+from fin_double import rocm
 
 
 def test_the_tree_works_without_any_environment(tmp_path: Path) -> None:
@@ -45,9 +44,14 @@ def test_rocminfo_lists_the_devices(tmp_path: Path, arch: str, target: str, gpus
 
 
 def test_the_command_prints_what_a_shell_can_eval(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tuna.testing.rocm", str(tmp_path / "a b"), "--options", '{"sleep_s": 0}']
+    command = [sys.executable, "-m", "fin_double.rocm", str(tmp_path / "a b"), "--options", '{"sleep_s": 0}']
     script = f'eval "$({" ".join(map(repr, command))})"; "$TUNA_FIN" -h; echo "$TUNA_ROCM_PATH"'
-    done = subprocess.run(["/bin/sh", "-c", script], env=dict(os.environ), capture_output=True, text=True)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(Path(rocm.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.endswith(f"{tmp_path / 'a b'}\n")
     assert "test double" in done.stderr
 
