@@ -141,17 +141,19 @@ def _memory(count: int, steps: list[str]) -> float:
 
 
 def _miopen(folder: Path, count: int, steps: list[str], fin_s: float) -> int:
+    from tests.fin_double.rocm import install
     from tuna.pipeline.connection import ensure_services, release_services
     from tuna.settings import get_settings
-    from tuna.testing.rocm import install
 
     os.environ.update(install(folder / "rocm", options={"sleep_s": fin_s}))
     calls = folder / "calls"
+    calls.touch()  # fin's box opens what is there
+    os.environ["TUNA_SANDBOX_WRITE"] = str(calls)
     os.environ["TUNA_FIN"] = _timed_fin(folder, os.environ["TUNA_FIN"], calls)
     get_settings.cache_clear()
     ensure_services(get_settings())
     session_id, loaded, _ = _load("miopen", count, steps, "benchmark")
-    calls.unlink()  # drop the calls made while loading: get_solvers and applicability
+    calls.write_text("")  # drop the calls made while loading: get_solvers and applicability
     run = _run(session_id, steps)
     release_services(get_settings())
     fin = _calls_by_step(calls, steps)

@@ -25,6 +25,7 @@ from tuna.configs import GemmConfig
 from tuna.db import configs, jobs, schema, sessions, solvers
 from tuna.db.engine import make_engine, reading, writing
 from tuna.db.models import Job, StepResult
+from tuna.membership.announcements import NAMESPACES_KEY
 from tuna.pipeline import rounds
 from tuna.pipeline.connection import connect, ensure_services, make_celery, release_services
 from tuna.pipeline.coordinator import Coordinator
@@ -100,6 +101,8 @@ def _coordinate(
         policy = _Late(engine, works[0], policy)
     client, celery = connect(settings), make_celery(settings)
     coordinator = Coordinator(engine, client, celery, settings, works, policy=policy, fixed_workers=True)
+    # Workers report to the databases named there; the coordinator names its own when it first publishes, which is after them.
+    client.sadd(NAMESPACES_KEY, works[0].namespace)
     with local_workers(settings.home / "logs", [WorkerSpec("compile"), WorkerSpec("eval")]) as workers:
         wait_until(lambda: len(list(client.scan_iter("tuna:*:worker:*"))) == 2, _START_S, "start of the workers")
         begun_s = time.time()

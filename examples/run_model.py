@@ -12,11 +12,17 @@ import statistics
 import time
 from pathlib import Path
 
-os.environ.setdefault("TVM_NUM_THREADS", "1")  # TVM takes half the cores otherwise; kernels are tuned for one
-
 import numpy as np
-import tvm
-from tvm import relax
+
+
+def drawn(entry, random):
+    """An array for an input: integers are token ids and the like within its bounds, else ones."""
+    if "bounds" in entry:
+        low, high = entry["bounds"]
+        return random.integers(low, high, entry["shape"], endpoint=True).astype(entry["dtype"])
+    if np.dtype(entry["dtype"]).kind == "f":
+        return random.standard_normal(entry["shape"]).astype(entry["dtype"])
+    return np.ones(entry["shape"], entry["dtype"])
 
 
 def main():
@@ -25,12 +31,18 @@ def main():
     parser.add_argument("library", type=Path)
     parser.add_argument("--input", type=Path, action="append", default=[], metavar="FILE.npy")
     given = parser.parse_args()
-    wanted = json.loads(Path(f"{given.library}.json").read_text())["inputs"]
+    facts = json.loads(Path(f"{given.library}.json").read_text())
+    # Before TVM is imported, which takes half the cores otherwise: kernels are tuned for so many.
+    os.environ.setdefault("TVM_NUM_THREADS", str(facts["target"].get("num-cores", 1)))
+    import tvm
+    from tvm import relax
+
+    wanted = facts["inputs"]
     if given.input:
         arrays = [np.array(np.lib.format.open_memmap(path, mode="r")) for path in given.input]  # runs no pickle
     else:
         random = np.random.default_rng(0)
-        arrays = [random.standard_normal(entry["shape"]).astype(entry["dtype"]) for entry in wanted]
+        arrays = [drawn(entry, random) for entry in wanted]
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(given.library)), tvm.cpu())
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     answer = machine["main"](*tensors)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Uses a tuning database that Tuna exported, with TVM alone: `python examples/use_exported_db.py DIR`.
 
-DIR is what `tuna export --form tvm` wrote: TVM's `database_workload.json` and `database_tuning_record.json`, and
-`layers.json`, which says which layer each workload is and how its kernel wants the weights packed. For each layer TVM's own
+DIR is what `tuna export --form tvm` wrote, or a folder with one such folder, as `tuna tune -o DIR` makes it:
+TVM's `database_workload.json` and `database_tuning_record.json`, and `layers.json`, which says which layer each
+workload is and how its kernel wants the weights packed. For each layer TVM's own
 JSONDatabase gives the best schedule, TVM builds it, the answer is compared with NumPy, and the time is set beside that of
 what TVM makes of the layer without a schedule. Nothing here imports Tuna.
 """
@@ -21,6 +22,7 @@ import numpy as np
 import tvm
 import tvm.s_tir
 
+WORKLOADS, RECORDS, LAYERS = "database_workload.json", "database_tuning_record.json", "layers.json"
 LIMIT = {"FP32": 1e-4, "FP16": 2e-3, "BF16": 1.6e-2, "INT8": 0.0}
 
 
@@ -237,18 +239,34 @@ def number(value, digits=3):
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def database_folder(directory):
+    """The folder of the database: the one given, or the only one of those in it."""
+    found = [
+        folder
+        for folder in (directory, *sorted(directory.glob("*.tvm")))
+        if all((folder / name).is_file() for name in (WORKLOADS, RECORDS, LAYERS))
+    ]
+    if not found:
+        raise SystemExit(
+            f"{directory} holds no database for TVM; one is made by: tuna export --session-id 1 --form tvm"
+        )
+    if len(found) > 1 and found[0] != directory:
+        raise SystemExit(f"{directory} holds several databases; name one of: {', '.join(map(str, found))}")
+    return found[0]
+
+
 def main(directory):
     """Compile every layer from the database; exit code 1 if an answer is wrong."""
+    folder = database_folder(Path(directory))  # first: TVM would make files that are not there
     skip_foreign_intrinsics()
     from tvm.s_tir import meta_schedule as ms
 
-    folder = Path(directory)
     database = ms.database.JSONDatabase(work_dir=str(folder))
-    workloads = [json.loads(line) for line in (folder / "database_workload.json").read_text().splitlines()]
-    records = [json.loads(line) for line in (folder / "database_tuning_record.json").read_text().splitlines()]
+    workloads = [json.loads(line) for line in (folder / WORKLOADS).read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
     best = {}
     tasks = 0
-    for layer in json.loads((folder / "layers.json").read_text())["layers"]:
+    for layer in json.loads((folder / LAYERS).read_text())["layers"]:
         if layer["driver"].startswith("{"):  # of a model, which has it in its own graph
             tasks += 1
         elif layer["key"] not in best or layer["time_ms"] < best[layer["key"]]["time_ms"]:
